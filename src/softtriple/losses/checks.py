@@ -1,0 +1,72 @@
+"""What a loss accepts, said in one sentence where it does not."""
+
+import math
+
+import torch
+from torch import Tensor
+
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def at_least_one(name: str, value: int) -> int:
+    """``value`` if it is a whole number of one or more."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} = {value!r} must be a whole number of at least 1")
+    return value
+
+
+def positive(name: str, value: float) -> float:
+    """``value`` if it is a finite number above zero."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} = {value!r} must be a finite number above 0")
+    return value
+
+
+def not_negative(name: str, value: float) -> float:
+    """``value`` if it is a finite number of at least zero."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} = {value!r} must be a finite number of at least 0")
+    return value
+
+
+def checked_embeddings(embeddings: Tensor, centers: Tensor, *, look_at_values: bool) -> Tensor:
+    """``embeddings`` in the precision to compute in, float32 at least; ``ValueError`` unless they fit the centres."""
+    embedding_size = centers.shape[-1]
+    if embeddings.ndim != 2 or embeddings.shape[1] != embedding_size:
+        raise ValueError(
+            f"embeddings have shape {tuple(embeddings.shape)}, expected (batch, {embedding_size}): "
+            f"the loss was made with embedding_size={embedding_size}"
+        )
+    if not embeddings.is_floating_point():
+        raise ValueError(f"embeddings are {embeddings.dtype}, expected a floating-point tensor")
+    if len(embeddings) == 0:
+        raise ValueError("the batch is empty: a mean over no examples is not defined")
+    compute = torch.promote_types(torch.promote_types(embeddings.dtype, centers.dtype), torch.float32)
+    if look_at_values:
+        # A norm is finite only if every number is, and small enough to be normalised at all.
+        norms = torch.linalg.vector_norm(embeddings.detach().to(compute), dim=-1)
+        finite = norms.isfinite()
+        if not finite.all():
+            rows = (~finite).nonzero().flatten().tolist()
+            raise ValueError(
+                f"embeddings hold NaN, infinite or overflowing numbers in {len(rows)} of {len(embeddings)} rows "
+                f"(first: row {rows[0]}); lower the learning rate or look at the encoder"
+            )
+    return embeddings.to(compute)
+
+
+def checked_labels(labels: Tensor, batch: int, num_classes: int | None = None) -> Tensor:
+    """``labels`` as int64; ``ValueError`` unless they are ``batch`` integers, in range if ``num_classes`` is given."""
+    if labels.dtype not in INTEGERS:
+        raise ValueError(f"labels are {labels.dtype}, expected integers: the class number of each embedding")
+    if labels.shape != (batch,):
+        raise ValueError(f"labels have shape {tuple(labels.shape)}, expected ({batch},): one for each embedding")
+    labels = labels.long()
+    if num_classes is not None:
+        low, high = (int(bound) for bound in labels.aminmax())
+        if low < 0 or high >= num_classes:
+            raise ValueError(
+                f"label {low if low < 0 else high} is out of range: "
+                f"the loss was made with num_classes={num_classes}, so labels go from 0 to {num_classes - 1}"
+            )
+    return labels
