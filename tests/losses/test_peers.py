@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_metric_learning import losses as peer
+from pytorch_metric_learning.regularizers import SparseCentersRegularizer
 from torch import Tensor
 
 from softtriple import NormalizedSoftmaxLoss, SoftTripleLoss
@@ -54,6 +55,17 @@ def test_pytorch_metric_learning_softtriple() -> None:
     torch.testing.assert_close(ours(embeddings, labels), theirs(embeddings, labels))
     (by_embeddings,) = torch.autograd.grad(theirs(embeddings, labels), embeddings)
     torch.testing.assert_close(torch.autograd.grad(ours(embeddings, labels), embeddings)[0], by_embeddings)
+
+
+def test_pytorch_metric_learning_softtriple_with_its_regulariser() -> None:
+    embeddings, labels = batch(dim=8, num_classes=6)
+    regulariser = SparseCentersRegularizer(6, 3)
+    theirs = peer.SoftTripleLoss(6, 8, 3, weight_regularizer=regulariser, weight_reg_weight=0.7).double()
+    ours = SoftTripleLoss(6, 8, 3, tau=0.7).double()
+    with torch.no_grad():
+        ours.centers.copy_(theirs.fc.T.reshape(6, 3, 8))
+    embeddings = embeddings.double()
+    torch.testing.assert_close(ours(embeddings, labels), theirs(embeddings, labels))
 
 
 def test_pytorch_metric_learning_normalised_softmax() -> None:

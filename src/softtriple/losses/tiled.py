@@ -12,8 +12,11 @@ memory into the centres and their gradient. For one class, with ``v`` the simila
   will fill; where they do not fit there and are not small, backward computes them again.
 """
 
+import functools
+import itertools
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,69 +127,67 @@ class _TiledObjective(torch.autograd.Function):
         embeddings, labels, centers = ctx.saved_tensors
         wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
         if torch.is_grad_enabled():  # create_graph=True: the gradient will itself be differentiated
-            by_embeddings, by_centers = _differentiable_gradients(ctx, upstream, wanted)
+            value = ctx.definition(embeddings, labels, centers, ctx.settings)
+            by_embeddings, by_centers = _differentiable_gradients(value, (embeddings, centers), wanted, upstream)
         else:
             # The gradient leaves with this call, and what was kept in its memory is overwritten: a second backward
             # pass through the same graph starts afresh.
             gradient, ctx.gradient, kept, ctx.kept = ctx.gradient, None, ctx.kept, None
             if wanted[1] and gradient is None:
                 gradient = torch.empty_like(centers)
-            by_embeddings, by_centers = _backward(
-                embeddings, labels, centers, ctx.settings, ctx.summary, upstream, kept, gradient
-            )
+            by_embeddings, by_centers = _backward(centers, ctx.settings, ctx.summary, upstream, kept, gradient)
         return by_embeddings, None, by_centers, None, None, None
 
 
-class _Summary(NamedTuple):
-    """What the forward pass leaves behind for every class and example, small beside the centres."""
+class _Tile(NamedTuple):
+    """Where the own classes of the examples are in a run of classes."""
 
+    own: Int[Tensor, "1 batch"]  # own class, counted from the first of the tile; 0 where it is not in the tile
+    has_own: Float[Tensor, "1 batch"]  # 1 where the own class is in the tile, else 0
+
+
+class _Summary(NamedTuple):
+    """What the forward pass leaves behind, small beside the centres."""
+
+    unit: Float[Tensor, "batch dim"]
+    norms: Float[Tensor, "batch 1"]
+    size: int  # classes in a tile
+    tiles: list[_Tile]
     log_total: Float[Tensor, " batch"]
     inverse_norms: Float[Tensor, "classes k 1"]
-    mixing: Float[Tensor, "classes k k"] | None  # the regulariser's gradient is mixing @ centers
-
-
-class _Tile(NamedTuple):
-    """A run of classes, and the examples whose own class is among them."""
-
-    classes: slice
-    own: Int[Tensor, "1 batch"]  # own class, counted from the first of the tile (0 where it is elsewhere)
-    has_own: Float[Tensor, "1 batch"]  # 1 where the own class is in this tile, else 0
+    mixing: Float[Tensor, "classes k k"] | None  # the regulariser's gradient is tau * mixing @ centers
 
 
 def _forward(
     embeddings: Tensor, labels: Tensor, centers: Tensor, settings: Settings, kept: Tensor | None
 ) -> tuple[Tensor, _Summary]:
-    unit, _ = _unit(embeddings)
-    examples = (unit / settings.gamma).T.contiguous()
     num_classes, k, _ = centers.shape
+    norms = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True).clamp_min_(SMALLEST_NORM)
+    unit = embeddings / norms
+    examples = (unit / settings.gamma).T.contiguous()
     inverse_norms = centers.new_empty(num_classes, k, 1)
-    regularised = settings.tau > 0 and k > 1
-    mixing = centers.new_empty(num_classes, k, k) if regularised else None
-    spread, own_logits, log_totals = centers.new_zeros(()), unit.new_zeros(len(unit)), []
-    for tile in _tiles(labels, centers):
-        weights = centers[tile.classes]
-        if mixing is None:
-            torch.linalg.vector_norm(weights, dim=-1, keepdim=True, out=inverse_norms[tile.classes])
-            inverse_norms[tile.classes].clamp_min_(SMALLEST_NORM).reciprocal_()
+    mixing = centers.new_empty(num_classes, k, k) if settings.tau > 0 and k > 1 else None
+    size, tiles = _tiles(labels, centers)
+    total_distance, own_logits, log_totals = centers.new_zeros(()), unit.new_zeros(len(unit)), []
+    for tile, weights, inverse, mix, room in zip(
+        tiles, *_in_tiles(size, centers, inverse_norms, mixing, kept), strict=True
+    ):
+        if mix is None:
+            torch.linalg.vector_norm(weights, dim=-1, keepdim=True, out=inverse).clamp_min_(SMALLEST_NORM).reciprocal_()
         else:
-            spread += _pull_together(weights, settings, inverse_norms[tile.classes], mixing[tile.classes])
-        slopes, logits = _views(kept, tile, weights, unit)
-        _similarities(weights, inverse_norms[tile.classes], examples, slopes, logits)
-        logits.mul_(settings.scale * settings.gamma)
-        logits.scatter_add_(0, tile.own, tile.has_own * (-settings.scale * settings.margin))
+            total_distance += _distances(weights, settings.smoothing, inverse, mix)
+        _, logits = _logits(weights, inverse, examples, tile, settings, room)
         own_logits.addcmul_(logits.gather(0, tile.own)[0], tile.has_own[0])
         log_totals.append(logits.logsumexp(0))
-    log_total = torch.stack(log_totals).logsumexp(0)
+    log_total = functools.reduce(torch.logaddexp, log_totals)
     value = (log_total - own_logits).mean()
-    if regularised:
-        # Every pair of centres was counted twice.
-        value += spread * (settings.tau / (2 * num_classes * k * (k - 1)))
-    return value, _Summary(log_total, inverse_norms, mixing)
+    if mixing is not None:
+        spread = total_distance / 2 / (num_classes * k * (k - 1))  # every pair was met twice
+        value += settings.tau * spread
+    return value, _Summary(unit, norms, size, tiles, log_total, inverse_norms, mixing)
 
 
 def _backward(
-    embeddings: Tensor,
-    labels: Tensor,
     centers: Tensor,
     settings: Settings,
     summary: _Summary,
@@ -194,107 +195,106 @@ def _backward(
     kept: Tensor | None,
     gradient: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    unit, norms = _unit(embeddings)
-    examples = (unit / settings.gamma).T.contiguous() if kept is None else None
     num_classes, k, dim = centers.shape
-    step = upstream * (settings.scale / len(unit))
-    pushes = unit * step
+    unit = summary.unit
+    examples = (unit / settings.gamma).T.contiguous() if kept is None else None
+    pull = upstream * (settings.tau / max(1, num_classes * k * (k - 1)))
+    push = upstream * (settings.scale / len(unit))
+    pushes = unit * push
     by_unit = torch.zeros_like(unit)
-    for tile in _tiles(labels, centers):
-        weights = centers[tile.classes]
-        slopes, logits = _views(kept, tile, weights, unit)
-        if examples is not None:
-            _similarities(weights, summary.inverse_norms[tile.classes], examples, slopes, logits)
-            logits.mul_(settings.scale * settings.gamma)
-            logits.scatter_add_(0, tile.own, tile.has_own * (-settings.scale * settings.margin))
+    for tile, weights, inverse, mix, room, by_weights in zip(
+        summary.tiles,
+        *_in_tiles(summary.size, centers, summary.inverse_norms, summary.mixing, kept, gradient),
+        strict=True,
+    ):
+        if examples is None:
+            slopes, logits = _views(room, weights, len(unit))
+        else:
+            slopes, logits = _logits(weights, inverse, examples, tile, settings, room=None)
         excess = logits.sub(summary.log_total).exp_()  # probability of the class, less one for the own class
         excess.scatter_add_(0, tile.own, -tile.has_own)
         forces = (slopes * excess[:, None]).view(-1, len(unit))
         by_unit.addmm_(forces.T, weights.view(-1, dim))
-        if gradient is None:
+        if by_weights is None:
             continue
-        by_weights = gradient[tile.classes]
         torch.mm(forces, pushes, out=by_weights.view(-1, dim))
-        # A unit vector does not change when its centre grows: take out the part along the centre.
-        along = (by_weights * weights).sum(-1, keepdim=True).mul_(summary.inverse_norms[tile.classes].square())
-        if summary.mixing is None:
+        # The loss does not see how long a centre is: take out the part of the gradient along it.
+        along = (by_weights * weights).sum(-1, keepdim=True).mul_(inverse.square())
+        if mix is None:
             by_weights.addcmul_(along, weights, value=-1)
         else:
-            mixing = summary.mixing[tile.classes] * (upstream * (settings.tau / (num_classes * k * (k - 1))))
-            mixing.diagonal(dim1=1, dim2=2).sub_(along[..., 0])
-            by_weights.baddbmm_(mixing, weights)
-    by_unit *= step
-    by_embeddings = (by_unit - unit * (unit * by_unit).sum(-1, keepdim=True)) / norms
+            both = mix * pull
+            both.diagonal(dim1=1, dim2=2).sub_(along[..., 0])
+            by_weights.baddbmm_(both, weights)
+    by_unit *= push
+    by_embeddings = (by_unit - unit * (unit * by_unit).sum(-1, keepdim=True)) / summary.norms
     return by_embeddings, gradient
 
 
-def _similarities(
+def _logits(
     weights: Float[Tensor, "tile k dim"],
     inverse_norms: Float[Tensor, "tile k 1"],
     examples: Float[Tensor, "dim batch"],
-    slopes: Float[Tensor, "tile k batch"],
-    relaxed: Float[Tensor, "tile batch"],
-) -> None:
-    """Fill ``relaxed`` with S' / gamma and ``slopes`` with dS' / d(centre · example), the centre as it is stored."""
-    tile, k, dim = weights.shape
-    v = torch.mm(weights.view(-1, dim), examples).view(tile, k, -1).mul_(inverse_norms)
+    tile: _Tile,
+    settings: Settings,
+    room: Tensor | None,
+) -> tuple[Float[Tensor, "tile k batch"], Float[Tensor, "tile batch"]]:
+    """dS' / d(centre · example) for centres as they are stored, and scale · (S' − margin), both in ``room`` if any."""
+    slopes, logits = _views(room, weights, examples.shape[1])
+    v = torch.mm(weights.view(-1, len(examples)), examples).view(slopes.shape).mul_(inverse_norms)
     q = v.softmax(1)
     product = v.mul_(q)
-    torch.sum(product, 1, out=relaxed)
-    torch.mul(product.addcmul_(q, (1 - relaxed)[:, None]), inverse_norms, out=slopes)
+    s = torch.sum(product, 1, out=logits)
+    torch.mul(product.addcmul_(q, (1 - s)[:, None]), inverse_norms, out=slopes)
+    logits.mul_(settings.scale * settings.gamma)
+    logits.scatter_add_(0, tile.own, tile.has_own * (-settings.scale * settings.margin))
+    return slopes, logits
 
 
-def _pull_together(
+def _distances(
     weights: Float[Tensor, "tile k dim"],
-    settings: Settings,
+    smoothing: float,
     inverse_norms: Float[Tensor, "tile k 1"],
     mixing: Float[Tensor, "tile k k"],
 ) -> Float[Tensor, ""]:
     """Sum of distances over ordered pairs of centres; fills the norms and the matrix that gives the gradient."""
-    gram = torch.bmm(weights, weights.mT, out=mixing)
-    squared_norms = gram.diagonal(dim1=1, dim2=2)
-    inverse_norms.copy_(squared_norms.clamp_min(SMALLEST_NORM**2).rsqrt_()[..., None])
+    gram = torch.bmm(weights, weights.mT)
+    inverse_norms.copy_(gram.diagonal(dim1=1, dim2=2).clamp_min(SMALLEST_NORM**2).rsqrt_()[..., None])
     outer = inverse_norms * inverse_norms.mT
     cosine = gram.mul_(outer)
-    squared = cosine.mul(-2).add_(2 + settings.smoothing)
+    squared = (2 + smoothing) - 2 * cosine
     squared.diagonal(dim1=1, dim2=2).zero_()
-    apart = squared > coincident(squared.dtype)
-    inverse_distance = squared.rsqrt().masked_fill_(~apart, 0)
-    total = (squared * inverse_distance).sum()
-    along = (inverse_distance * cosine).sum(-1, keepdim=True).mul_(inverse_norms.square())
+    inverse_distance = squared.rsqrt().masked_fill_(squared <= coincident(squared.dtype), 0)
     torch.mul(inverse_distance, outer.neg_(), out=mixing)
+    along = cosine.mul_(inverse_distance).sum(-1, keepdim=True).mul_(inverse_norms.square())
     mixing.diagonal(dim1=1, dim2=2).copy_(along[..., 0])
-    return total
+    return squared.mul_(inverse_distance).sum()
 
 
 def _differentiable_gradients(
-    ctx: Any, upstream: Tensor, wanted: tuple[bool, bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    embeddings, labels, centers = ctx.saved_tensors
-    inputs = [tensor for tensor, is_wanted in zip((embeddings, centers), wanted, strict=True) if is_wanted]
-    value = ctx.definition(embeddings, labels, centers, ctx.settings)
-    found = iter(torch.autograd.grad(value, inputs, upstream, create_graph=True))
-    by_embeddings, by_centers = (next(found) if is_wanted else None for is_wanted in wanted)
-    return by_embeddings, by_centers
+    value: Tensor, inputs: tuple[Tensor, Tensor], wanted: tuple[bool, bool], upstream: Tensor
+) -> list[Tensor | None]:
+    chosen = [tensor for tensor, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
+    found = iter(torch.autograd.grad(value, chosen, upstream, create_graph=True))
+    return [next(found) if is_wanted else None for is_wanted in wanted]
 
 
-def _unit(embeddings: Tensor) -> tuple[Tensor, Tensor]:
-    norms = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True).clamp_min_(SMALLEST_NORM)
-    return embeddings / norms, norms
-
-
-def _tiles(labels: Tensor, centers: Tensor) -> list[_Tile]:
+def _tiles(labels: Tensor, centers: Tensor) -> tuple[int, list[_Tile]]:
+    """Classes in a tile, and the tiles."""
     num_classes, k, dim = centers.shape
     numbers = TILE_NUMBERS_CPU if centers.device.type == "cpu" else TILE_NUMBERS_GPU
-    size = min(num_classes, max(1, numbers // (k * max(len(labels), dim // 4))))
-    starts = range(0, num_classes, size)
-    own = labels - torch.tensor(starts, device=labels.device)[:, None]
-    has_own = (own >= 0) & (own < size)
-    own, has_own = own * has_own, has_own.to(centers.dtype)
-    return [
-        _Tile(slice(start, min(start + size, num_classes)), own[i : i + 1], has_own[i : i + 1])
-        for i, start in enumerate(starts)
-    ]
+    count = math.ceil(num_classes * k * max(len(labels), dim // 4) / numbers)
+    size = math.ceil(num_classes / count)
+    own = labels - torch.arange(0, num_classes, size, device=labels.device)[:, None]
+    inside = (own >= 0) & (own < size)
+    own, has_own = own * inside, inside.to(centers.dtype)
+    return size, [_Tile(*tile) for tile in zip(torch.split(own, 1), torch.split(has_own, 1), strict=True)]
+
+
+def _in_tiles(size: int, first: Tensor, *others: Tensor | None) -> list[Iterable[Any]]:
+    """Each tensor split into tiles of ``size`` classes; as many times None for one that is None."""
+    tiles = torch.split(first, size)
+    return [tiles, *(itertools.repeat(None, len(tiles)) if t is None else torch.split(t, size) for t in others)]
 
 
 def _room(batch: int, centers: Tensor, gradient: Tensor | None) -> Tensor | None:
@@ -308,12 +308,9 @@ def _room(batch: int, centers: Tensor, gradient: Tensor | None) -> Tensor | None
     return None
 
 
-def _views(kept: Tensor | None, tile: _Tile, weights: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the slopes and the logits of a tile are kept, or fresh memory for them."""
+def _views(room: Tensor | None, weights: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Memory for the slopes and the logits of a tile, in ``room`` if there is any."""
     size, k, _ = weights.shape
-    batch = len(unit)
-    memory = unit.new_empty(size * (k + 1) * batch) if kept is None else kept[tile.classes].view(-1)
-    slopes, logits, _ = memory.split_with_sizes(
-        [size * k * batch, size * batch, memory.numel() - size * (k + 1) * batch]
-    )
-    return slopes.view(size, k, batch), logits.view(size, batch)
+    memory = weights.new_empty(size * (k + 1) * batch) if room is None else room.view(-1)
+    slopes = memory[: size * k * batch].view(size, k, batch)
+    return slopes, memory[size * k * batch : size * (k + 1) * batch].view(size, batch)
