@@ -1,0 +1,53 @@
+"""How 8-bit images become the input that a network's weights expect."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+# ITU-R BT.601, what Pillow's convert("L") uses.
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preprocess:
+    """Size, channel order and scale of a network's input.
+
+    Calling it turns RGB images, already cropped to ``size`` by ``size``, into network input:
+    ``(value * peak / 255 - mean) / std`` for each channel, channels in the order of ``channels``.
+    ``resize`` is the short side that images get before the centre crop.
+    """
+
+    size: int
+    resize: int
+    channels: Literal["rgb", "bgr", "gray"]
+    peak: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.channels not in ("rgb", "bgr", "gray"):
+            raise ValueError(f"preprocess: channels = {self.channels!r} is not rgb, bgr or gray")
+        if not 1 <= self.size <= self.resize:
+            raise ValueError(f"preprocess: size = {self.size} is not between 1 and resize = {self.resize}")
+        if not len(self.mean) == len(self.std) == self.num_channels:
+            raise ValueError(f"preprocess: mean and std need {self.num_channels} numbers for {self.channels}")
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels of the network input."""
+        return 1 if self.channels == "gray" else 3
+
+    def __call__(self, images: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch channels height width"]:
+        """Network input in the default float type, on the device of ``images``."""
+        # A view: the result keeps the memory order of the images, which is PyTorch's channels_last.
+        pixels = images.permute(0, 3, 1, 2).to(torch.get_default_dtype())
+        if self.channels == "bgr":
+            pixels = pixels.flip(1)
+        elif self.channels == "gray":
+            pixels = (pixels * pixels.new_tensor(_LUMA).view(3, 1, 1)).sum(dim=1, keepdim=True)
+        mean = pixels.new_tensor(self.mean).view(-1, 1, 1)
+        std = pixels.new_tensor(self.std).view(-1, 1, 1)
+        return (pixels * (self.peak / 255) - mean) / std

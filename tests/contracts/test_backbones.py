@@ -1,0 +1,150 @@
+"""What every backbone must do, alone and inside an encoder."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from softtriple.models import BACKBONES, Encoder, StagedNetwork, build_backbone
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "bn-inception": {"input_size": 64},
+    "efficientnet-lite0": {"input_size": 64},
+    "efficientnet-lite1": {"input_size": 72},
+    "efficientnet-lite2": {"input_size": 65},
+    "conv-small": {"input_size": 32, "width": 16},
+    "linear": {"in_features": 12},
+    "mlp": {"in_features": 12, "hidden": (16, 8)},
+}
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def network(name: str) -> StagedNetwork:
+    torch.manual_seed(0)
+    return build_backbone(name, pretrained=False, **OPTIONS[name])
+
+
+@pytest.fixture
+def encoder(name: str) -> Encoder:
+    torch.manual_seed(0)
+    return Encoder.from_backbone(name, dim=4, pretrained=False, **OPTIONS[name])
+
+
+def batch_for(name: str, count: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    if BACKBONES[name].takes == "vectors":
+        return torch.randn(count, OPTIONS[name]["in_features"], generator=generator)
+    size = OPTIONS[name]["input_size"]
+    return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator)
+
+
+def inputs_for(name: str, network: StagedNetwork) -> Tensor:
+    batch = batch_for(name)
+    return batch if network.preprocess is None else network.preprocess(batch)
+
+
+def test_vectors_have_no_preprocessing(name: str, network: StagedNetwork) -> None:
+    assert (network.preprocess is None) == (BACKBONES[name].takes == "vectors")
+    if network.preprocess is not None:
+        assert network.preprocess.size == OPTIONS[name]["input_size"]
+
+
+def test_output_has_num_features_channels(name: str, network: StagedNetwork) -> None:
+    output = network.eval()(inputs_for(name, network))
+    assert output.shape[:2] == (3, network.num_features)
+    assert output.ndim == (4 if BACKBONES[name].takes == "images" else 2)
+
+
+def test_running_in_two_parts_is_running(name: str, network: StagedNetwork) -> None:
+    network.eval()
+    inputs = inputs_for(name, network)
+    with torch.inference_mode():
+        whole = network(inputs)
+        for count in range(len(network.stage_names) + 1):
+            assert torch.equal(network.run(network.run(inputs, 0, count), count), whole), count
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, None), (0, 99), (1, 0)])
+def test_stages_that_do_not_exist(name: str, network: StagedNetwork, first: int, last: int | None) -> None:
+    with pytest.raises(ValueError, match="do not lie between 0 and"):
+        network.run(inputs_for(name, network), first, last)
+
+
+def test_taps_go_deeper_to_the_end(network: StagedNetwork) -> None:
+    assert sorted(network.taps) == list(network.taps)
+    assert network.taps[-1] == len(network.stage_names)
+
+
+def test_every_parameter_belongs_to_one_stage(network: StagedNetwork) -> None:
+    stages = range(len(network.stage_names))
+    owned = [p for index in stages for module in network.stage_modules(index) for p in module.parameters()]
+    assert sorted(map(id, owned)) == sorted(map(id, network.parameters()))
+
+
+def test_gradient_reaches_every_parameter(name: str, encoder: Encoder) -> None:
+    vectors = encoder.train()(encoder.prepare(batch_for(name)))
+    (vectors * torch.randn_like(vectors)).sum().backward()
+    for parameter_name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+
+
+def test_encoder_gives_unit_vectors(name: str, encoder: Encoder) -> None:
+    vectors = encoder.eval()(encoder.prepare(batch_for(name)))
+    assert vectors.shape == (3, encoder.dim)
+    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
+
+
+def test_a_kept_trunk_gives_the_same_vectors(name: str, encoder: Encoder) -> None:
+    inputs = encoder.eval().prepare(batch_for(name))
+    with torch.inference_mode():
+        whole = encoder(inputs)
+        for count in range(encoder.num_stages + 1):
+            # What comes back from a cache file has lost its memory order, so sums may round differently.
+            kept = encoder.run_trunk(inputs, count).contiguous()
+            torch.testing.assert_close(encoder.run_from(kept, count), whole, atol=1e-5, rtol=1e-4)
+
+
+def test_saved_and_loaded_is_the_same(name: str, encoder: Encoder, tmp_path: Path) -> None:
+    inputs = encoder.prepare(batch_for(name))
+    encoder.train()(inputs)  # running statistics travel too
+    encoder.eval().save(tmp_path)
+    loaded = Encoder.load(tmp_path)
+    assert not loaded.training
+    assert loaded.config == encoder.config
+    assert loaded.preprocess == encoder.preprocess
+    with torch.inference_mode():
+        assert torch.equal(loaded(inputs), encoder(inputs))
+
+
+@pytest.mark.parametrize("part", ["all", "last:2", "head"])
+def test_frozen_stages_do_not_move(name: str, encoder: Encoder, part: str) -> None:
+    if part == "last:2" and encoder.num_stages < 2:
+        part = "all"
+    frozen = encoder.set_trainable(part)
+    before = copy.deepcopy(encoder)
+    step(encoder.train(), encoder.prepare(batch_for(name)))
+    moved = [
+        any(
+            not torch.equal(a, b)
+            for old, new in zip(*(e.backbone.stage_modules(index) for e in (before, encoder)), strict=True)
+            for a, b in zip(old.state_dict().values(), new.state_dict().values(), strict=True)
+        )
+        for index in range(encoder.num_stages)
+    ]
+    assert moved == [index >= frozen for index in range(encoder.num_stages)]
+
+
+def step(encoder: Encoder, inputs: Tensor) -> None:
+    """One step of gradient descent on what learns."""
+    vectors = encoder(inputs)
+    (vectors * torch.randn_like(vectors)).sum().backward()
+    torch.optim.SGD([p for p in encoder.parameters() if p.requires_grad], lr=0.01).step()
