@@ -1,0 +1,148 @@
+"""From rows to tensors: the only place where pixels are read for training and evaluation."""
+
+from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import UInt8
+from PIL import Image
+from torch import Tensor
+
+from softtriple.data.affine import affine_draws, displace
+from softtriple.data.benchmark import ImageArray, ImageFiles, Rows, Split, Texts, Vectors
+from softtriple.data.cache import ImageCache
+from softtriple.data.images import (
+    RANDOM_CROPS,
+    ImageError,
+    View,
+    center_crop,
+    decode_image,
+    resize_short_side,
+)
+from softtriple.data.prefetch import map_ahead
+from softtriple.data.randomness import stream
+
+Batch = tuple[Tensor | list[str], Tensor]
+
+
+def batches(
+    split: Split,
+    row_batches: Iterable[Rows],
+    view: View | None = None,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    cache: ImageCache | None = None,
+    workers: int = 2,
+    on_bad_image: Callable[[ImageError], None] | None = None,
+) -> Generator[Batch, None, None]:
+    """Inputs and labels for each of ``row_batches``: uint8 (n, size, size, 3), float32 (n, dim) or a list of texts.
+
+    Images need a ``view`` of them. What is random in it depends on (seed, epoch, row) alone. ``workers`` threads read
+    images ahead, and are joined when the generator ends or is closed. An image that cannot be read raises ImageError;
+    with ``on_bad_image`` it is left out of its batch and handed to that function instead.
+    """
+    items, labels = split.items, torch.tensor(split.labels)
+    if cache is not None and not isinstance(items, ImageFiles):
+        raise ValueError(f"an image cache is for image files, not for {type(items).__name__}")
+    if isinstance(items, Vectors | Texts):
+        if view is not None:
+            raise ValueError(f"a view is for images, not for {type(items).__name__}")
+        return _plain_batches(items, labels, row_batches)
+    if view is None:
+        raise ValueError("images need a view, which says the size and the crop")
+    if isinstance(items, ImageArray) and _shown_whole(items, view):
+        pictures = map_ahead(lambda rows: _Pictures(rows, items.pixels[rows], []), row_batches, workers=0)
+    else:
+        skip = on_bad_image is not None
+        load = partial(_load, read=_reader(items, view, cache), view=view, seed=seed, epoch=epoch, skip=skip)
+        pictures = map_ahead(load, row_batches, workers)
+    draws = None
+    if view.augment == "affine":
+        draws = torch.from_numpy(affine_draws(len(items), stream("affine", seed, epoch)))
+    return _image_batches(pictures, labels, draws, on_bad_image)
+
+
+class _Pictures(NamedTuple):
+    """The readable ones of the rows of a batch, their pixels, and what is wrong with the others."""
+
+    rows: Rows
+    pixels: UInt8[np.ndarray, "batch size size"] | UInt8[np.ndarray, "batch size size 3"]
+    bad: list[ImageError]
+
+
+def _plain_batches(items: Vectors | Texts, labels: Tensor, row_batches: Iterable[Rows]) -> Generator[Batch, None, None]:
+    for rows in row_batches:
+        chosen = items.take(rows).values
+        yield list(chosen) if isinstance(chosen, tuple) else torch.from_numpy(chosen), labels[rows]
+
+
+def _image_batches(
+    pictures: Generator[_Pictures, None, None],
+    labels: Tensor,
+    draws: Tensor | None,
+    on_bad_image: Callable[[ImageError], None] | None,
+) -> Generator[Batch, None, None]:
+    with closing(pictures):
+        for rows, images, bad in pictures:
+            for error in bad:
+                assert on_bad_image is not None
+                on_bad_image(error)
+            if not len(rows):
+                continue
+            pixels = torch.from_numpy(images)
+            # Grey images become RGB last: one channel is displaced three times faster.
+            pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+            if draws is not None:
+                pixels = displace(pixels, draws[rows])
+            yield pixels.expand(-1, -1, -1, 3).contiguous(), labels[rows]
+
+
+def _shown_whole(items: ImageArray, view: View) -> bool:
+    """Whether the images are already what the view shows, so that a batch is one indexing."""
+    same_size = items.pixels.shape[1:3] == (view.size, view.size) and view.resize == view.size
+    return same_size and view.augment not in RANDOM_CROPS
+
+
+def _reader(items: ImageFiles | ImageArray, view: View, cache: ImageCache | None) -> Callable[[int], Image.Image]:
+    """A function from a row to its image, resized as ``view`` says."""
+    side = view.resize
+    if isinstance(items, ImageArray):
+        return lambda row: _resized(Image.fromarray(items.pixels[row]), side)
+    if cache is None:
+        return lambda row: _resized(decode_image(items.paths[row]), side)
+    if cache.short_side != side:
+        raise ValueError(f"the image cache has a short side of {cache.short_side}, the view asks for {side}")
+    return lambda row: cache.image(items.paths[row])
+
+
+def _resized(image: Image.Image, side: int | None) -> Image.Image:
+    return image if side is None else resize_short_side(image, side)
+
+
+def _load(
+    rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: int, epoch: int, skip: bool
+) -> _Pictures:
+    random_crop = RANDOM_CROPS.get(view.augment)
+    kept: list[int] = []
+    images: list[np.ndarray] = []
+    bad: list[ImageError] = []
+    for row in map(int, rows):
+        try:
+            image = read(row)
+        except ImageError as error:
+            if not skip:
+                raise
+            bad.append(error)
+            continue
+        if random_crop is None:
+            image = center_crop(image, view.size)
+        else:
+            image = random_crop(image, view.size, stream("crop", seed, epoch, row))
+        kept.append(row)
+        images.append(np.asarray(image))
+    pixels = np.stack(images) if images else np.empty((0, view.size, view.size, 3), dtype=np.uint8)
+    return _Pictures(np.array(kept, dtype=np.int64), pixels, bad)
