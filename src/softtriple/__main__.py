@@ -1,0 +1,5 @@
+"""``python -m softtriple`` is ``softtriple``."""
+
+from softtriple.cli import main
+
+main()

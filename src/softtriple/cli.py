@@ -1,0 +1,152 @@
+"""The command line: one verb for each thing a person does. torch is imported inside the verbs, so --help is quick."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from softtriple.config import Config, read_config, with_preset, with_settings
+
+if TYPE_CHECKING:
+    from softtriple.metrics import Report
+
+app = typer.Typer(
+    help="Learn a similarity metric from labels, without sampling triplets, and search with it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Data = Annotated[
+    str, typer.Argument(help="Folder, .csv, .npz, .parquet, cub:PATH, ..., glyphs or digits.", metavar="DATA")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, progress on standard error.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
+]
+
+
+def main() -> None:
+    """Run the command line; what a user did wrong ends in one sentence and exit status 1, not in a traceback."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        print("softtriple: stopped", file=sys.stderr)  # noqa: T201
+        sys.exit(130)
+    except (ValueError, OSError, FloatingPointError, ImportError, MemoryError) as error:
+        print(f"softtriple: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(1)
+
+
+@app.command()
+def train(
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="The run directory, new unless --resume.", metavar="RUN")],
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file to start from.", metavar="FILE")] = None,
+    preset: Annotated[str | None, typer.Option("--preset", help="A published recipe: paper, official or sop.")] = None,
+    loss: Annotated[str | None, typer.Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
+    backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
+    dim: Annotated[int | None, typer.Option("--dim", help="Length of the embedding.", metavar="N")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data.", metavar="N")] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an encoder on DATA, evaluate it on classes it has not seen, and keep everything in RUN."""
+    chosen = _configuration(config, out, resume)
+    if preset is not None:
+        chosen = with_preset(chosen, preset)
+    named = {"dataset": data, "loss.name": loss, "model.backbone": backbone, "model.dim": dim, "train.epochs": epochs}
+    changes = [f"{name}={json.dumps(value)}" for name, value in named.items() if value is not None]
+    chosen = with_settings(chosen, [*changes, *(settings or [])])
+
+    from softtriple import experiment, illustrate
+    from softtriple.progress import Reporter
+    from softtriple.training.run import RunDir
+
+    reporter = Reporter()
+    try:
+        outcome = experiment.train(chosen, RunDir(out), reporter, resume=resume)
+    except KeyboardInterrupt:
+        reporter.note(f"stopped; continue with: softtriple train {data} --out {out} --resume")
+        raise
+    illustrate.write_page(outcome.run, {illustrate.method_name(outcome): outcome}, command=_command())
+    _print_report(outcome.report, as_json, run=str(out))
+    reporter.note(f"the encoder is in {outcome.run.encoder}, the report in {outcome.run.page_file}")
+
+
+@app.command()
+def evaluate(
+    source: Annotated[
+        str, typer.Argument(help="A run directory, or a .npz or .parquet of vectors and labels.", metavar="RUN_OR_FILE")
+    ],
+    data: Annotated[
+        str | None, typer.Option("--data", help="Other data than the run was trained on.", metavar="DATA")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure retrieval and clustering of a run on its test classes, or of vectors from anywhere."""
+    from softtriple import inference
+    from softtriple.progress import Reporter
+
+    if Path(source).is_dir():
+        _print_report(inference.evaluate_run(Path(source), data, Reporter()), as_json)
+    elif data is not None:
+        raise typer.BadParameter("--data goes with a run directory", param_hint="--data")
+    else:
+        _print_report(inference.evaluate_file(Path(source)), as_json)
+
+
+@app.command()
+def embed(
+    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help=".npz or .parquet to write.", metavar="FILE")],
+) -> None:
+    """Write the embedding, class and path of every item of DATA to FILE."""
+    from softtriple import inference
+    from softtriple.progress import Reporter
+
+    reporter = Reporter()
+    count = inference.embed_data(run, data, out, reporter)
+    reporter.note(f"{count} embeddings in {out}")
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Where the two runs and the report go.", metavar="DIR")] = Path(
+        "runs/demo"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Train SoftTriple and the single-centre softmax on rendered characters, and show what several centres find."""
+    from softtriple import demonstration
+    from softtriple.progress import Reporter
+
+    reports, page = demonstration.run(out, Reporter(), command=_command())
+    if as_json:
+        print(json.dumps({name: json.loads(report.to_json()) for name, report in reports.items()}))  # noqa: T201
+    else:
+        print(demonstration.table(reports))  # noqa: T201
+        print(f"the report with pictures is in {page}")  # noqa: T201
+
+
+def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
+    if file is not None:
+        return read_config(file)
+    if resume and (out / "config.toml").exists():
+        return read_config(out / "config.toml")
+    return Config()
+
+
+def _print_report(report: "Report", as_json: bool, **more: str) -> None:
+    from softtriple.metrics import format_table
+
+    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))  # noqa: T201
+
+
+def _command() -> str:
+    return " ".join(["softtriple", *sys.argv[1:]])

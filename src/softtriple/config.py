@@ -1,0 +1,236 @@
+"""A run as a value: frozen dataclasses, read from TOML with strict keys, written back resolved.
+
+config = read_config("configs/cub/softtriple_64.toml")
+config = with_settings(config, ["train.epochs=3", "loss.options.gamma=0.2"])
+"""
+
+import dataclasses
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Auto = Literal["auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What to learn from, and how it is divided."""
+
+    split: str = "classes"  # "classes", "instances", or a column of the table that says train or test
+    test_share: float = 0.5
+    path: str = "path"  # columns of a table
+    text: str = "text"
+    label: str = "label"
+    augment: str = "auto"  # "none", "crop" (the paper), "resized-crop" (the authors' code), "affine" (drawings)
+    cache_gigabytes: float = 8.0  # for resized images and trunk outputs, each; 0 turns the caches off
+    on_error: Literal["stop", "skip"] = "stop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The encoder: a backbone, how it is pooled, and the width of the embedding."""
+
+    backbone: str = "auto"
+    dim: int = 64
+    pooling: Literal["average", "average+max"] = "average"
+    layer_norm: bool = False
+    input_size: int | None = None  # pixels, for networks that take any
+    hidden: tuple[int, ...] = ()  # layers of mlp
+    weights: str | None = None  # a file or address for networks whose weights are not at hand
+    freeze_batch_norm: Literal["auto", "off", "statistics", "statistics+affine"] = "auto"
+    trainable: str = "auto"  # "head", "last:N", "all"
+    head_init: Literal["random", "pca"] = "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """Which loss, and its own options; an option that the loss does not have is an error."""
+
+    name: str = "softtriple"
+    centers_per_class: int | Auto = "auto"  # for losses that have centres
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long and how fast to train; the defaults are the paper's."""
+
+    epochs: int = 50
+    batch_size: int = 32
+    lr: float | Auto = "auto"  # backbone: 1e-4 from published weights (the paper), 1e-3 from scratch
+    head_lr: float | None = None  # the linear head; None: as the backbone
+    center_lr: float = 1e-2
+    milestones: tuple[int, ...] = (20, 40)  # epochs after which all rates are divided by ten
+    weight_decay: float = 0.0
+    adam_epsilon: float = 1e-8
+    warm_up_epochs: int = 0  # epochs in which only the head and the centres learn
+    accumulate: int = 1  # batches that make one step of the optimiser
+    views: int = 4  # augmented views of each image when the outputs of a frozen trunk are kept
+    hold_out: float = 0.0  # share of the training classes kept back to choose by
+    evaluate_every: int = 0  # epochs; 0: only at the end
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: float16 on CUDA, else float32
+    seed: int = 0
+    checkpoint_minutes: float = 10.0  # within long epochs; there is always one at the end of each
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Everything that decides what a run computes."""
+
+    dataset: str = ""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    loss: LossConfig = LossConfig()
+    train: TrainConfig = TrainConfig()
+
+
+# What the two published recipes say, so that a result can be attributed to one of them.
+PRESETS: dict[str, list[str]] = {
+    "paper": ["data.augment=crop"],
+    "official": [
+        "data.augment=resized-crop",
+        "train.adam_epsilon=0.01",
+        "train.weight_decay=1e-4",
+        "train.milestones=[19, 39]",
+        "loss.options.smoothing=1e-5",
+    ],
+    "sop": [
+        "loss.centers_per_class=2",
+        "loss.options.tau=0.0",
+        "train.center_lr=0.1",
+        "model.freeze_batch_norm=off",
+    ],
+}
+
+
+def read_config(path: str | Path) -> Config:
+    """The configuration in a TOML file."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not TOML: {error}") from None
+    config = _build(Config, table, where=str(path))
+    assert isinstance(config, Config)
+    return config
+
+
+def write_config(config: Config) -> str:
+    """The configuration as TOML that ``read_config`` reads back to an equal value."""
+    lines: list[str] = []
+    _write_table(dataclasses.asdict(config), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def with_preset(config: Config, name: str) -> Config:
+    """The configuration changed by a published recipe."""
+    if name not in PRESETS:
+        raise ValueError(f"unknown preset {name!r}; choose from {', '.join(PRESETS)}")
+    return with_settings(config, PRESETS[name])
+
+
+def with_settings(config: Config, settings: Iterable[str]) -> Config:
+    """The configuration with single values changed: ``["train.epochs=3", "loss.options.gamma=0.2"]``."""
+    table = dataclasses.asdict(config)
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set {setting}: write it as name=value, such as train.epochs=3")
+        *groups, key = name.strip().split(".")
+        place = table
+        for group in groups:
+            if not isinstance(place.get(group), dict):
+                raise ValueError(f"--set {setting}: there is no group {group!r}; {_known(place)}")
+            place = place[group]
+        if key not in place and groups != ["loss", "options"]:
+            raise ValueError(f"--set {setting}: there is no {name!r}; {_known(place)}")
+        place[key] = _parse(text.strip())
+    rebuilt = _build(Config, table, where="--set")
+    assert isinstance(rebuilt, Config)
+    return rebuilt
+
+
+def _parse(text: str) -> Any:
+    """A value as TOML has it; anything else is a string, so that names need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _known(table: Mapping[str, Any]) -> str:
+    return f"choose from {', '.join(table)}" if table else "it has no names"
+
+
+def _build(kind: type, table: Mapping[str, Any], where: str, prefix: str = "") -> Any:
+    hints = typing.get_type_hints(kind)
+    unknown = [key for key in table if key not in hints]
+    if unknown:
+        raise ValueError(f"{where}: there is no {prefix + unknown[0]!r}; {_known(hints)}")
+    values = {
+        key: _checked(hints[key], value, where, prefix + key) for key, value in table.items() if value is not None
+    }
+    return kind(**values)
+
+
+def _checked(kind: Any, value: Any, where: str, key: str) -> Any:
+    """``value`` as the annotation ``kind`` wants it, or ValueError that says what it wants."""
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{where}: {key} = {value!r} is not a table")
+        return _build(kind, value, where, prefix=f"{key}.")
+    for option in _options(kind):
+        converted = _convert(option, value)
+        if converted is not None:
+            return converted
+    wanted = " or ".join(_describe(option) for option in _options(kind))
+    raise ValueError(f"{where}: {key} = {value!r} is not {wanted}")
+
+
+def _options(kind: Any) -> list[Any]:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return [option for option in typing.get_args(kind) if option is not type(None)]
+    return [kind]
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    """``value`` as ``kind``, or None if it is not one; no value here is None itself."""
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return value if value in typing.get_args(kind) else None
+    if origin is tuple:
+        inner = typing.get_args(kind)[0]
+        if isinstance(value, list | tuple) and all(type(item) is inner for item in value):
+            return tuple(value)
+        return None
+    if origin is not None:  # Mapping[str, Any]
+        return dict(value) if isinstance(value, Mapping) else None
+    if kind is float and type(value) is int:
+        return float(value)
+    return value if type(value) is kind else None
+
+
+def _describe(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(kind)))
+    if origin is tuple:
+        return "a list, each " + names[typing.get_args(kind)[0]]
+    return names.get(kind, "a table")
+
+
+def _write_table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
+    plain = {key: value for key, value in table.items() if not isinstance(value, Mapping) and value is not None}
+    groups = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    if name and (plain or not groups):
+        lines.append(f"\n[{name}]")
+    # JSON writes text, numbers, booleans and lists of them as TOML reads them.
+    lines.extend(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items())
+    for key, value in groups.items():
+        _write_table(value, f"{name}.{key}" if name else key, lines)

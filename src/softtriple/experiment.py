@@ -1,0 +1,362 @@
+"""The one place that knows everything: a configuration becomes data, encoder, loss, optimiser, a run, a report."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from softtriple.choices import choose_trainable, has_centers, resolve
+from softtriple.config import Config
+from softtriple.data import (
+    Benchmark,
+    ImageCache,
+    ImageFiles,
+    Split,
+    Vectors,
+    View,
+    contiguous_labels,
+    hold_out_classes,
+    load_benchmark,
+    open_cache,
+    shuffled,
+)
+from softtriple.evaluation import Embeddings, evaluate
+from softtriple.feeds import Feed, Reading, embed_feed, pixel_feed, trunk_bytes, trunk_feed, trunk_fits
+from softtriple.losses import SoftTripleLoss, build_loss
+from softtriple.metrics import Report
+from softtriple.models import Encoder, EncoderConfig
+from softtriple.progress import Reporter, Update
+from softtriple.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from softtriple.training.interrupt import asked_to_stop
+from softtriple.training.loop import train_epoch
+from softtriple.training.optim import build_optimizer, set_rates
+from softtriple.training.run import RunDir, write_whole
+
+BATCHES_BETWEEN_LOG_LINES = 50
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a run ends with; ``validation`` is on classes held out of the training half, where any were."""
+
+    run: RunDir
+    config: Config
+    benchmark: Benchmark
+    learned: Split  # what was trained on; its labels number the classes of the loss
+    encoder: Encoder
+    loss: nn.Module
+    test: Embeddings
+    report: Report
+    validation: Report | None = None
+
+
+def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = False) -> Outcome:
+    """Train and evaluate as ``config`` says, in ``run``; with ``resume`` from where an earlier start stopped."""
+    with run.opened(resume=resume):
+        benchmark = load_data(config)
+        for note in benchmark.notes:
+            reporter.note(note)
+        config = resolve(config, benchmark, reporter)
+        learned, held_out = _divide(benchmark.train, config)
+        labels, classes = contiguous_labels(learned.labels)
+        learned = replace(learned, labels=labels)
+
+        torch.manual_seed(config.train.seed)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        encoder = build_encoder(config, benchmark, tuple(benchmark.class_names[label] for label in classes))
+        readers = Readers(config, encoder, reporter)
+        config = _settle(config, run, encoder, learned, readers, device, reporter)
+        loss = _build_loss(config, num_classes=len(classes))
+
+        feeds = Feeds(config, encoder, readers, frozen=encoder.set_trainable(config.model.trainable))
+        training = feeds.training(learned)
+        if config.model.head_init == "pca":
+            encoder.initialize_head_from_pca(_features(encoder, feeds.still(learned)))
+        encoder.to(device)
+        loss.to(device)
+
+        def check() -> dict[str, float]:
+            # On the test classes only to look at them, never to choose by: that is what held-out classes are for.
+            name, split = ("test", benchmark.test) if held_out is None else ("validation", held_out)
+            found = embed_split(encoder, feeds.still(split), benchmark, device, reporter)
+            report = evaluate(found, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
+            return {f"{name}_recall@1": report.recall[1], f"{name}_map_at_r": report.map_at_r}
+
+        _fit(config, run, encoder, loss, training, check, device, reporter)
+        encoder.save(run.encoder)
+        _save_centers(loss, run)
+
+        test = embed_split(encoder, feeds.still(benchmark.test), benchmark, device, reporter)
+        gallery = None
+        if benchmark.gallery is not None:
+            gallery = embed_split(encoder, feeds.still(benchmark.gallery), benchmark, device, reporter)
+        report = evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
+        report = replace(report, accuracy=_accuracy(loss, test, encoder.class_names))
+        write_whole(run.report_file, report.to_json() + "\n")
+        validation = None
+        if held_out is not None:
+            found = embed_split(encoder, feeds.still(held_out), benchmark, device, reporter)
+            validation = evaluate(found, recall_at=benchmark.recall_at, seed=config.train.seed)
+            write_whole(run.path / "validation.json", validation.to_json() + "\n")
+        return Outcome(run, config, benchmark, learned, encoder, loss, test, report, validation)
+
+
+def load_data(config: Config) -> Benchmark:
+    """The benchmark that the configuration names; options left at their defaults are not insisted on."""
+    default = type(config.data)()
+    names = ("split", "test_share", "path", "text", "label")
+    changed = {n: getattr(config.data, n) for n in names if getattr(config.data, n) != getattr(default, n)}
+    return load_benchmark(config.dataset, **changed)
+
+
+def build_encoder(config: Config, benchmark: Benchmark, class_names: tuple[str, ...]) -> Encoder:
+    """The encoder that the configuration describes, for the items of ``benchmark``."""
+    items, model = benchmark.train.items, config.model
+    described = EncoderConfig(
+        backbone=model.backbone,
+        dim=model.dim,
+        pooling=model.pooling,
+        layer_norm=model.layer_norm,
+        weights=model.weights,
+        input_size=model.input_size,
+        hidden=model.hidden or None,
+        in_features=items.values.shape[1] if isinstance(items, Vectors) else None,
+    )
+    encoder = Encoder(described, class_names)
+    encoder.freeze_batch_norm(model.freeze_batch_norm if model.freeze_batch_norm != "auto" else "off")
+    return encoder
+
+
+class Readers:
+    """How the splits of a run are read; makes the cache of resized images once, where that fits."""
+
+    def __init__(self, config: Config, encoder: Encoder, reporter: Reporter) -> None:
+        self._config, self._preprocess, self.reporter = config, encoder.preprocess, reporter
+        self._caches: dict[tuple[str, ...], ImageCache | None] = {}
+
+    def reading(self, split: Split, *, augmented: bool) -> Reading:
+        """How ``split`` is read, for training or as it is."""
+        if self._preprocess is None:
+            return Reading()
+        augment: Any = self._config.data.augment if augmented else "none"
+        view = View(size=self._preprocess.size, resize=self._preprocess.resize, augment=augment)
+        return Reading(view, self._config.train.seed if augmented else 0, self._cache(split, view))
+
+    def _cache(self, split: Split, view: View) -> ImageCache | None:
+        budget = int(self._config.data.cache_gigabytes * 1e9)
+        if not isinstance(split.items, ImageFiles) or not budget or view.resize is None:
+            return None
+        paths = split.items.paths
+        if paths not in self._caches:
+            with self.reporter.task("reading images") as update:
+                self._caches[paths] = open_cache(
+                    split.items, view.resize, budget=budget, notify=self.reporter.note, progress=update
+                )
+        return self._caches[paths]
+
+
+class Feeds:
+    """Feeds for the splits of a run: from the kept outputs of a frozen trunk where there is one and they fit."""
+
+    def __init__(self, config: Config, encoder: Encoder, readers: Readers, frozen: int) -> None:
+        self._config, self._encoder, self._readers, self._frozen = config, encoder, readers, frozen
+
+    def training(self, split: Split) -> Feed:
+        """Augmented batches."""
+        reading, views = self._readers.reading(split, augmented=True), self._config.train.views
+        # Kept outputs are the same for every seed of a run, which only draws among them.
+        return self._kept(split, replace(reading, seed=0), views) or pixel_feed(self._encoder, split, reading)
+
+    def still(self, split: Split) -> Feed:
+        """Batches as they are, for evaluation."""
+        reading = self._readers.reading(split, augmented=False)
+        return self._kept(split, reading, views=1) or pixel_feed(self._encoder, split, reading)
+
+    def _kept(self, split: Split, reading: Reading, views: int) -> Feed | None:
+        if not self._frozen or reading.view is None:
+            return None
+        reporter = self._readers.reporter
+        needed = trunk_bytes(self._encoder, len(split), reading.view, self._frozen, views)
+        if not trunk_fits(needed, int(self._config.data.cache_gigabytes * 1e9)):
+            reporter.note(
+                f"the outputs of the frozen layers for {views} views would take {needed / 1e9:.1f} GB, more than "
+                "data.cache_gigabytes or the free disk: they are computed anew in each epoch"
+            )
+            return None
+        with reporter.task(f"frozen layers, {views} views") as update:
+            return trunk_feed(
+                self._encoder,
+                split,
+                reading,
+                frozen=self._frozen,
+                views=views,
+                seed=self._config.train.seed,
+                progress=update,
+            )
+
+
+def embed_split(
+    encoder: Encoder, feed: Feed, benchmark: Benchmark, device: torch.device, reporter: Reporter
+) -> Embeddings:
+    """The embeddings of what ``feed`` gives, with the names of their classes."""
+    with reporter.task("embedding") as update:
+        vectors = embed_feed(encoder, feed, device=device, progress=update)
+    return Embeddings(vectors, torch.from_numpy(feed.labels), class_names=benchmark.class_names)
+
+
+def _accuracy(loss: nn.Module, found: Embeddings, trained: tuple[str, ...]) -> float | None:
+    """Share of items whose most similar class is their own; None where there are classes that were not trained on."""
+    number = {name: number for number, name in enumerate(trained)}
+    expected = [number.get(found.class_name(label)) for label in found.labels.tolist()]
+    predict = getattr(loss, "predict", None)
+    if predict is None or None in expected:
+        return None
+    device = next(loss.parameters()).device
+    with torch.no_grad():
+        predicted = torch.cat([predict(part.to(device)).cpu() for part in torch.split(found.vectors, 1024)])
+    return float((predicted == torch.tensor(expected)).double().mean())
+
+
+def _divide(split: Split, config: Config) -> tuple[Split, Split | None]:
+    if not config.train.hold_out:
+        return split, None
+    return hold_out_classes(split, config.train.hold_out, seed=config.train.seed)
+
+
+def _settle(
+    config: Config,
+    run: RunDir,
+    encoder: Encoder,
+    split: Split,
+    readers: Readers,
+    device: torch.device,
+    reporter: Reporter,
+) -> Config:
+    """Make the last choice, which takes a measurement, once: a resumed run keeps the one it started with."""
+    if config.model.trainable == "auto" and run.config_file.exists():
+        settled = run.read_config()
+        config = replace(config, model=replace(config.model, trainable=settled.model.trainable))
+    elif config.model.trainable == "auto":
+        reading = readers.reading(split, augmented=True)
+        config = choose_trainable(config, encoder, split, reading, device, reporter)
+    run.write_config(config)
+    return config
+
+
+def _build_loss(config: Config, num_classes: int) -> nn.Module:
+    options = dict(config.loss.options)
+    if has_centers(config.loss.name):
+        options.setdefault("centers_per_class", config.loss.centers_per_class)
+    return build_loss(config.loss.name, num_classes, config.model.dim, **options)
+
+
+def _fit(
+    config: Config,
+    run: RunDir,
+    encoder: Encoder,
+    loss: nn.Module,
+    feed: Feed,
+    check: Callable[[], dict[str, float]],
+    device: torch.device,
+    reporter: Reporter,
+) -> None:
+    optimizer = build_optimizer(encoder, loss, config.train)
+    position = load_checkpoint(run.checkpoints, encoder, loss, optimizer)
+    run.forget_log_after(position)
+    if position != Position():
+        reporter.note(f"resumed after epoch {position.epoch} of {config.train.epochs}, batch {position.batch}")
+    with reporter.task("training") as update, asked_to_stop() as stopping:
+        while position.epoch < config.train.epochs:
+            set_rates(optimizer, position.epoch, config.train)
+            start, before, saved = time.monotonic(), position, time.monotonic()
+            rows = shuffled(len(feed), config.train.batch_size, config.train.seed, position.epoch)
+            remaining = itertools.islice(rows, position.batch, None)
+            with closing(feed.batches(remaining, position.epoch)) as batches:
+                for step in train_epoch(
+                    encoder,
+                    loss,
+                    batches,
+                    optimizer,
+                    first=feed.first,
+                    accumulate=config.train.accumulate,
+                    device=device,
+                    half=_half(config, device),
+                ):
+                    position = _advance(position, step.loss.item(), step.items, run)
+                    _tell(update, position, start, before, len(feed), config.train.epochs)
+                    due = time.monotonic() - saved > 60 * config.train.checkpoint_minutes
+                    if step.updated and (stopping() or due):
+                        save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
+                        saved = time.monotonic()
+                    if step.updated and stopping():
+                        raise KeyboardInterrupt
+            rate = (position.items - before.items) / (time.monotonic() - start)
+            entry = _epoch_entry(position, optimizer, loss, rate)
+            if config.train.evaluate_every and (position.epoch + 1) % config.train.evaluate_every == 0:
+                entry |= check()
+            position = Position(epoch=position.epoch + 1)
+            save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
+            run.append_log(entry)
+
+
+def _advance(position: Position, value: float, items: int, run: RunDir) -> Position:
+    epoch, batch = position.epoch + 1, position.batch + 1
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"the loss became {value} in batch {batch} of epoch {epoch}: most often a learning rate is too high "
+            f"(train.lr, train.center_lr) or loss.options.scale too large; the last good state is in {run.path}"
+        )
+    if batch % BATCHES_BETWEEN_LOG_LINES == 0:
+        run.append_log({"epoch": epoch, "batch": batch, "loss": value})
+    return Position(position.epoch, batch, position.items + items, position.loss_sum + value * items)
+
+
+def _tell(update: Update, position: Position, start: float, before: Position, items: int, epochs: int) -> None:
+    rate = (position.items - before.items) / max(time.monotonic() - start, 1e-9)
+    done = position.epoch * items + position.items
+    loss = position.loss_sum / position.items
+    update(done, epochs * items, f"epoch {position.epoch + 1} of {epochs}, loss {loss:.3f}, {rate:.0f} items/s")
+
+
+def _epoch_entry(position: Position, optimizer: torch.optim.Optimizer, loss: nn.Module, rate: float) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "epoch": position.epoch + 1,
+        "loss": position.loss_sum / position.items,
+        "items_per_second": round(rate, 1),
+        "rates": {group["part"]: group["lr"] for group in optimizer.param_groups},
+    }
+    if isinstance(loss, SoftTripleLoss):
+        entry["distinct_centers"] = loss.distinct_centers().float().mean().item()
+    return entry
+
+
+def _half(config: Config, device: torch.device) -> torch.dtype | None:
+    match config.train.precision:
+        case "float32":
+            return None
+        case "auto":
+            return torch.float16 if device.type == "cuda" else None
+        case name:
+            return torch.float16 if name == "float16" else torch.bfloat16
+
+
+@torch.no_grad()
+def _features(encoder: Encoder, feed: Feed) -> Tensor:
+    encoder.eval()
+    rows = shuffled(len(feed), 64, seed=0, epoch=0)
+    return torch.cat([encoder.features_from(inputs, feed.first) for inputs, _ in feed.batches(rows, 0)])
+
+
+def _save_centers(loss: nn.Module, run: RunDir) -> None:
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in loss.state_dict().items()}
+    if tensors:
+        temporary = run.centers_file.with_name(".centers.tmp")
+        save_file(tensors, temporary)
+        temporary.replace(run.centers_file)

@@ -1,0 +1,189 @@
+"""What an encoder is fed: batches from pixels or vectors, or from the kept outputs of its frozen trunk.
+
+A feed says at which stage of the encoder its batches go in, so that training and evaluation need not know whether the
+first stages are computed now or were computed once: ``encoder.run_from(inputs, feed.first)`` serves both.
+"""
+
+import hashlib
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, Integer
+from torch import Tensor
+
+from softtriple.data import ImageArray, ImageCache, ImageFiles, Split, View, batches, cache_directory, in_order
+from softtriple.data.cache import fits
+from softtriple.data.randomness import stream
+from softtriple.data.storage import appearing_file
+from softtriple.models import Encoder
+
+Rows = Integer[np.ndarray, " rows"]
+Inputs = Float[Tensor, "batch ..."]
+Progress = Callable[[int, int], None]
+
+VERSION = 1  # part of the key of kept outputs: raise it when they change
+EMBEDDING_BATCH = 64
+
+
+@dataclass(frozen=True, eq=False)
+class Feed:
+    """Batches of one split: ``batches(row_batches, epoch)`` gives inputs for stage ``first`` and the labels."""
+
+    labels: Int64[np.ndarray, " items"]
+    batches: Callable[[Iterable[Rows], int], Generator[tuple[Inputs, Tensor], None, None]]
+    first: int = 0
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a split is read: the view of its images, the seed of what is random in it, and a cache of pixels."""
+
+    view: View | None = None
+    seed: int = 0
+    cache: ImageCache | None = field(default=None, compare=False)
+
+
+def pixel_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
+    """A feed that reads images (or vectors) anew in every epoch."""
+
+    def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
+        found = batches(split, row_batches, reading.view, seed=reading.seed, epoch=epoch, cache=reading.cache)
+        try:
+            for inputs, labels in found:
+                assert isinstance(inputs, Tensor)
+                yield encoder.prepare(inputs), labels
+        finally:
+            found.close()
+
+    return Feed(split.labels, draw)
+
+
+def trunk_feed(
+    encoder: Encoder,
+    split: Split,
+    reading: Reading,
+    *,
+    frozen: int,
+    views: int,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Feed:
+    """A feed from kept outputs of the first ``frozen`` stages, computed once for ``views`` views of each item.
+
+    View number v of an image is what a ``pixel_feed`` would show in epoch v; each epoch draws one view for each row, by
+    ``seed``. Outputs are kept in the cache directory, a file for each view: an interrupted run continues where it
+    stopped, and runs that differ in what they do with the outputs share them.
+    """
+    folder = cache_directory() / f"trunk-{_key(encoder, split, reading, frozen)}"
+    kept = []
+    for view in range(views):
+        path = folder / f"view-{view:03}.npy"
+        if not path.exists():
+            with appearing_file(path) as temporary:
+                _compute(encoder, split, reading, frozen, view, temporary, progress)
+        elif progress is not None:
+            progress((view + 1) * len(split), views * len(split))
+        kept.append(np.load(path, mmap_mode="r"))
+    labels = torch.from_numpy(split.labels)
+
+    def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
+        chosen = stream("view", seed, epoch).integers(views, size=len(split))
+        for rows in row_batches:
+            outputs = np.stack([kept[chosen[row]][row] for row in rows])
+            yield torch.from_numpy(outputs).float(), labels[rows]
+
+    return Feed(split.labels, draw, first=frozen)
+
+
+def trunk_bytes(encoder: Encoder, items: int, view: View, frozen: int, views: int) -> int:
+    """Disk that ``trunk_feed`` would take."""
+    with torch.no_grad():
+        one = _trunk(encoder, encoder.prepare(torch.zeros(1, view.size, view.size, 3, dtype=torch.uint8)), frozen, view)
+    return one.numel() * one.element_size() * items * views
+
+
+def trunk_fits(needed: int, budget: int) -> bool:
+    """Whether that much is within ``budget`` and the free disk."""
+    return fits(needed, budget, cache_directory())
+
+
+@torch.no_grad()
+def _compute(
+    encoder: Encoder,
+    split: Split,
+    reading: Reading,
+    frozen: int,
+    view: int,
+    path: Path,
+    progress: Progress | None,
+) -> None:
+    encoder.eval()
+    kept, done = None, 0
+    feed = pixel_feed(encoder, split, reading)
+    for inputs, _ in feed.batches(in_order(len(split), EMBEDDING_BATCH), view):
+        assert reading.view is not None
+        outputs = _trunk(encoder, inputs, frozen, reading.view).numpy()
+        if kept is None:
+            shape = (len(split), *outputs.shape[1:])
+            kept = np.lib.format.open_memmap(path, mode="w+", dtype=outputs.dtype, shape=shape)
+        kept[done : done + len(outputs)] = outputs
+        done += len(outputs)
+        if progress is not None:
+            progress(view * len(split) + done, (view + 1) * len(split))
+    assert kept is not None
+    kept.flush()
+
+
+def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, view: View) -> Tensor:
+    """Pooled features of a whole frozen backbone, else a feature map.
+
+    Maps of augmented views are kept in half precision: half the disk, and a rounding far below what the augmentation
+    changes. What is evaluated is kept as it is, so that the numbers are those of the encoder.
+    """
+    if frozen == encoder.num_stages:
+        return encoder.features(inputs).contiguous()
+    outputs = encoder.run_trunk(inputs, frozen).contiguous()
+    return outputs if view.augment == "none" else outputs.half()
+
+
+def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
+    digest = hashlib.sha256(f"{VERSION} {frozen} {encoder.num_stages} {encoder.config.pooling} {reading}".encode())
+    digest.update(repr(encoder.preprocess).encode())
+    if reading.view is not None and reading.view.augment == "none":
+        digest.update(b"float32")
+    for index in range(frozen):
+        for module in encoder.backbone.stage_modules(index):
+            for name, tensor in module.state_dict().items():
+                digest.update(name.encode())
+                digest.update(tensor.contiguous().numpy().tobytes())
+    match split.items:
+        case ImageFiles(paths):
+            for path in paths:
+                stat = Path(path).stat()
+                digest.update(f"\n{Path(path).absolute()}\t{stat.st_size}\t{stat.st_mtime_ns}".encode())
+        case ImageArray(pixels):
+            digest.update(np.ascontiguousarray(pixels).tobytes())
+        case _:
+            raise ValueError("only images have a trunk whose outputs are worth keeping")
+    return digest.hexdigest()[:16]
+
+
+@torch.no_grad()
+def embed_feed(
+    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
+) -> Float[Tensor, "items dim"]:
+    """The unit vector of every item, in order."""
+    encoder.eval()
+    found, done = [], 0
+    for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), 0):
+        found.append(encoder.run_from(inputs.to(device), feed.first).float().cpu())
+        done += len(found[-1])
+        if progress is not None:
+            progress(done, len(feed))
+    return torch.cat(found)

@@ -1,0 +1,72 @@
+"""What one does with a trained run: evaluate it, embed with it."""
+
+from pathlib import Path
+
+import torch
+
+from softtriple.data import (
+    ImageFiles,
+    Split,
+    VectorFile,
+    View,
+    load_benchmark,
+    read_vectors,
+    write_vectors,
+)
+from softtriple.evaluation import Embeddings, evaluate
+from softtriple.experiment import embed_split, load_data
+from softtriple.feeds import Feed, Reading, pixel_feed
+from softtriple.metrics import Report
+from softtriple.models import Encoder
+from softtriple.progress import Reporter
+from softtriple.training.run import RunDir
+
+
+def evaluate_run(path: Path, data: str | None, reporter: Reporter) -> Report:
+    """The report of the encoder in the run directory ``path`` on the test classes of its data, or of other ``data``."""
+    run = RunDir(path)
+    config = run.read_config()
+    encoder = Encoder.load(path)
+    benchmark = load_data(config) if data is None else load_benchmark(data)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    encoder.to(device)
+    splits = [benchmark.test, *([benchmark.gallery] if benchmark.gallery is not None else [])]
+    found = [embed_split(encoder, still_feed(encoder, split), benchmark, device, reporter) for split in splits]
+    gallery = found[1] if len(found) > 1 else None
+    return evaluate(found[0], gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
+
+
+def evaluate_file(path: Path) -> Report:
+    """The report of vectors and labels in a .npz or .parquet file."""
+    found = read_vectors(path)
+    vectors, labels = torch.from_numpy(found.vectors), torch.from_numpy(found.labels)
+    return evaluate(Embeddings(vectors, labels, class_names=found.class_names or ()))
+
+
+def embed_data(path: Path, data: str, out: Path, reporter: Reporter) -> int:
+    """Write the embeddings of all items of ``data`` by the encoder of the run ``path``; returns how many."""
+    if out.suffix not in (".npz", ".parquet"):
+        raise ValueError(f"{out}: embeddings are written as .npz or .parquet")
+    encoder = Encoder.load(path)
+    benchmark = load_benchmark(data)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    encoder.to(device)
+    splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
+    found = [embed_split(encoder, still_feed(encoder, split), benchmark, device, reporter) for split in splits]
+    paths = tuple(path for split in splits if isinstance(split.items, ImageFiles) for path in split.items.paths)
+    content = VectorFile(
+        vectors=torch.cat([part.vectors for part in found]).numpy(),
+        labels=torch.cat([part.labels for part in found]).numpy(),
+        paths=paths or None,
+        class_names=benchmark.class_names,
+    )
+    write_vectors(out, content)
+    return len(content.labels)
+
+
+def still_feed(encoder: Encoder, split: Split) -> Feed:
+    """The items of ``split`` as the encoder sees them in evaluation."""
+    if encoder.preprocess is None:
+        return pixel_feed(encoder, split, Reading())
+    view = View(size=encoder.preprocess.size, resize=encoder.preprocess.resize)
+    return pixel_feed(encoder, split, Reading(view))

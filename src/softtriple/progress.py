@@ -1,0 +1,82 @@
+"""What a long job tells a person: a bar on a terminal, plain lines when piped; always on standard error."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+Update = Callable[..., None]
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Reporter:
+    """Notes and the progress of tasks; ``quiet`` says nothing, as ranks other than the first do."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """One line."""
+        if not self._quiet:
+            self._console.print(text, markup=False)
+
+    @contextmanager
+    def task(self, name: str) -> Iterator[Update]:
+        """A long task; call the function it gives with (done, total, detail) as often as you like."""
+        if self._quiet:
+            yield lambda *_: None
+        elif self._console.is_terminal:
+            with self._bar(name) as update:
+                yield update
+        else:
+            yield self._lines(name)
+
+    @contextmanager
+    def _bar(self, name: str) -> Iterator[Update]:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[detail]}"),
+        )
+        with Progress(*columns, console=self._console, transient=True) as progress:
+            task = progress.add_task(name, total=None, detail="")
+
+            def update(done: int, total: int, detail: str = "") -> None:
+                progress.update(task, completed=done, total=total, detail=detail)
+
+            yield update
+
+    def _lines(self, name: str) -> Update:
+        start = last = time.monotonic()
+
+        def update(done: int, total: int, detail: str = "") -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last < SECONDS_BETWEEN_LINES:
+                return
+            last = now
+            left = (now - start) * (total - done) / max(done, 1)
+            self.note(f"{name}: {done} of {total}, about {duration(left)} left{'; ' + detail if detail else ''}")
+
+        return update
+
+
+def duration(seconds: float) -> str:
+    """A length of time as a person says it.
+
+    Example:
+        >>> duration(45), duration(200), duration(32_000)
+        ('45 s', '3 min', '8.9 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
