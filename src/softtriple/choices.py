@@ -42,6 +42,10 @@ def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
         settings.append(f"loss.centers_per_class={centers_for(sizes)}")
         reporter.note(f"centres a class: {centers_for(sizes)}, for classes of {np.median(sizes):g} items")
+    elif config.loss.centers_per_class != "auto" and not has_centers(config.loss.name):
+        raise ValueError(
+            f"loss.centers_per_class = {config.loss.centers_per_class}: {config.loss.name} has no such option"
+        )
     return with_settings(config, settings)
 
 

@@ -1,19 +1,15 @@
 """The one place that knows everything: a configuration becomes data, encoder, loss, optimiser, a run, a report."""
 
-import itertools
-import math
-import time
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from softtriple.choices import choose_trainable, has_centers, resolve
-from softtriple.config import Config
+from softtriple.config import Config, DataConfig
 from softtriple.data import (
     Benchmark,
     ImageCache,
@@ -22,6 +18,7 @@ from softtriple.data import (
     Vectors,
     View,
     contiguous_labels,
+    find_unreadable,
     hold_out_classes,
     load_benchmark,
     open_cache,
@@ -29,17 +26,12 @@ from softtriple.data import (
 )
 from softtriple.evaluation import Embeddings, evaluate
 from softtriple.feeds import Feed, Reading, embed_feed, pixel_feed, trunk_bytes, trunk_feed, trunk_fits
-from softtriple.losses import SoftTripleLoss, build_loss
+from softtriple.losses import build_loss
 from softtriple.metrics import Report
 from softtriple.models import Encoder, EncoderConfig
-from softtriple.progress import Reporter, Update
-from softtriple.training.checkpoint import Position, load_checkpoint, save_checkpoint
-from softtriple.training.interrupt import asked_to_stop
-from softtriple.training.loop import train_epoch
-from softtriple.training.optim import build_optimizer, set_rates
+from softtriple.progress import Reporter
+from softtriple.training.fit import fit
 from softtriple.training.run import RunDir, write_whole
-
-BATCHES_BETWEEN_LOG_LINES = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,9 +52,7 @@ class Outcome:
 def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = False) -> Outcome:
     """Train and evaluate as ``config`` says, in ``run``; with ``resume`` from where an earlier start stopped."""
     with run.opened(resume=resume):
-        benchmark = load_data(config)
-        for note in benchmark.notes:
-            reporter.note(note)
+        benchmark = load_data(config, reporter)
         config = resolve(config, benchmark, reporter)
         learned, held_out = _divide(benchmark.train, config)
         labels, classes = contiguous_labels(learned.labels)
@@ -89,7 +79,7 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
             report = evaluate(found, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
             return {f"{name}_recall@1": report.recall[1], f"{name}_map_at_r": report.map_at_r}
 
-        _fit(config, run, encoder, loss, training, check, device, reporter)
+        fit(config, run, encoder, loss, training, check, device, reporter)
         encoder.save(run.encoder)
         _save_centers(loss, run)
 
@@ -108,12 +98,23 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
         return Outcome(run, config, benchmark, learned, encoder, loss, test, report, validation)
 
 
-def load_data(config: Config) -> Benchmark:
-    """The benchmark that the configuration names; options left at their defaults are not insisted on."""
-    default = type(config.data)()
-    names = ("split", "test_share", "path", "text", "label")
+def load_data(config: Config, reporter: Reporter) -> Benchmark:
+    """The benchmark that the configuration names, without its unreadable images if it says to skip them."""
+    default = DataConfig()
+    names = ("split", "test_share", "path", "text", "label", "on_error")
+    # Not every source has every option: those left at their defaults are not insisted on.
     changed = {n: getattr(config.data, n) for n in names if getattr(config.data, n) != getattr(default, n)}
-    return load_benchmark(config.dataset, **changed)
+    benchmark = load_benchmark(config.dataset, **changed)
+    for note in benchmark.notes:
+        reporter.note(note)
+    if config.data.on_error == "stop":
+        return benchmark
+    return replace(
+        benchmark,
+        train=_readable(benchmark.train, reporter),
+        test=_readable(benchmark.test, reporter),
+        gallery=None if benchmark.gallery is None else _readable(benchmark.gallery, reporter),
+    )
 
 
 def build_encoder(config: Config, benchmark: Benchmark, class_names: tuple[str, ...]) -> Encoder:
@@ -224,6 +225,16 @@ def _accuracy(loss: nn.Module, found: Embeddings, trained: tuple[str, ...]) -> f
     return float((predicted == torch.tensor(expected)).double().mean())
 
 
+def _readable(split: Split, reporter: Reporter) -> Split:
+    if not isinstance(split.items, ImageFiles):
+        return split
+    with reporter.task("looking for unreadable images") as update:
+        unreadable = find_unreadable(split.items, progress=update)
+    for error in unreadable.values():
+        reporter.note(f"left out: {error}")
+    return split.take(np.array([row for row in range(len(split)) if row not in unreadable], dtype=np.int64))
+
+
 def _divide(split: Split, config: Config) -> tuple[Split, Split | None]:
     if not config.train.hold_out:
         return split, None
@@ -255,96 +266,6 @@ def _build_loss(config: Config, num_classes: int) -> nn.Module:
     if has_centers(config.loss.name):
         options.setdefault("centers_per_class", config.loss.centers_per_class)
     return build_loss(config.loss.name, num_classes, config.model.dim, **options)
-
-
-def _fit(
-    config: Config,
-    run: RunDir,
-    encoder: Encoder,
-    loss: nn.Module,
-    feed: Feed,
-    check: Callable[[], dict[str, float]],
-    device: torch.device,
-    reporter: Reporter,
-) -> None:
-    optimizer = build_optimizer(encoder, loss, config.train)
-    position = load_checkpoint(run.checkpoints, encoder, loss, optimizer)
-    run.forget_log_after(position)
-    if position != Position():
-        reporter.note(f"resumed after epoch {position.epoch} of {config.train.epochs}, batch {position.batch}")
-    with reporter.task("training") as update, asked_to_stop() as stopping:
-        while position.epoch < config.train.epochs:
-            set_rates(optimizer, position.epoch, config.train)
-            start, before, saved = time.monotonic(), position, time.monotonic()
-            rows = shuffled(len(feed), config.train.batch_size, config.train.seed, position.epoch)
-            remaining = itertools.islice(rows, position.batch, None)
-            with closing(feed.batches(remaining, position.epoch)) as batches:
-                for step in train_epoch(
-                    encoder,
-                    loss,
-                    batches,
-                    optimizer,
-                    first=feed.first,
-                    accumulate=config.train.accumulate,
-                    device=device,
-                    half=_half(config, device),
-                ):
-                    position = _advance(position, step.loss.item(), step.items, run)
-                    _tell(update, position, start, before, len(feed), config.train.epochs)
-                    due = time.monotonic() - saved > 60 * config.train.checkpoint_minutes
-                    if step.updated and (stopping() or due):
-                        save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
-                        saved = time.monotonic()
-                    if step.updated and stopping():
-                        raise KeyboardInterrupt
-            rate = (position.items - before.items) / (time.monotonic() - start)
-            entry = _epoch_entry(position, optimizer, loss, rate)
-            if config.train.evaluate_every and (position.epoch + 1) % config.train.evaluate_every == 0:
-                entry |= check()
-            position = Position(epoch=position.epoch + 1)
-            save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
-            run.append_log(entry)
-
-
-def _advance(position: Position, value: float, items: int, run: RunDir) -> Position:
-    epoch, batch = position.epoch + 1, position.batch + 1
-    if not math.isfinite(value):
-        raise FloatingPointError(
-            f"the loss became {value} in batch {batch} of epoch {epoch}: most often a learning rate is too high "
-            f"(train.lr, train.center_lr) or loss.options.scale too large; the last good state is in {run.path}"
-        )
-    if batch % BATCHES_BETWEEN_LOG_LINES == 0:
-        run.append_log({"epoch": epoch, "batch": batch, "loss": value})
-    return Position(position.epoch, batch, position.items + items, position.loss_sum + value * items)
-
-
-def _tell(update: Update, position: Position, start: float, before: Position, items: int, epochs: int) -> None:
-    rate = (position.items - before.items) / max(time.monotonic() - start, 1e-9)
-    done = position.epoch * items + position.items
-    loss = position.loss_sum / position.items
-    update(done, epochs * items, f"epoch {position.epoch + 1} of {epochs}, loss {loss:.3f}, {rate:.0f} items/s")
-
-
-def _epoch_entry(position: Position, optimizer: torch.optim.Optimizer, loss: nn.Module, rate: float) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "epoch": position.epoch + 1,
-        "loss": position.loss_sum / position.items,
-        "items_per_second": round(rate, 1),
-        "rates": {group["part"]: group["lr"] for group in optimizer.param_groups},
-    }
-    if isinstance(loss, SoftTripleLoss):
-        entry["distinct_centers"] = loss.distinct_centers().float().mean().item()
-    return entry
-
-
-def _half(config: Config, device: torch.device) -> torch.dtype | None:
-    match config.train.precision:
-        case "float32":
-            return None
-        case "auto":
-            return torch.float16 if device.type == "cuda" else None
-        case name:
-            return torch.float16 if name == "float16" else torch.bfloat16
 
 
 @torch.no_grad()

@@ -35,16 +35,11 @@ def write_page(
 ) -> None:
     """Write ``report.html`` of one run, or of several methods on the same data."""
     first = next(iter(outcomes.values()))
+    model, train = first.config.model, first.config.train
     told = [
         ("Data", "; ".join(first.benchmark.notes)),
-        (
-            "Encoder",
-            f"{first.config.model.backbone}, {first.config.model.dim} numbers, {first.config.model.trainable} trained",
-        ),
-        (
-            "Training",
-            f"{first.config.train.epochs} epochs, batch {first.config.train.batch_size}, seed {first.config.train.seed}",
-        ),
+        ("Encoder", f"{model.backbone}, {model.dim} numbers, trained: {model.trainable}"),
+        ("Training", f"{train.epochs} epochs, batch {train.batch_size}, seed {train.seed}"),
         ("Command", command),
         *facts,
     ]

@@ -27,7 +27,7 @@ def evaluate_run(path: Path, data: str | None, reporter: Reporter) -> Report:
     run = RunDir(path)
     config = run.read_config()
     encoder = Encoder.load(path)
-    benchmark = load_data(config) if data is None else load_benchmark(data)
+    benchmark = load_data(config, reporter) if data is None else load_benchmark(data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder.to(device)
     splits = [benchmark.test, *([benchmark.gallery] if benchmark.gallery is not None else [])]

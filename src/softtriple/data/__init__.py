@@ -16,6 +16,7 @@ from softtriple.data.cache import open_cache as open_cache
 from softtriple.data.images import ImageError as ImageError
 from softtriple.data.images import View as View
 from softtriple.data.images import decode_image as decode_image
+from softtriple.data.readable import find_unreadable as find_unreadable
 from softtriple.data.sampling import in_order as in_order
 from softtriple.data.sampling import m_per_class as m_per_class
 from softtriple.data.sampling import shuffled as shuffled

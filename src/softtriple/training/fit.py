@@ -1,0 +1,129 @@
+"""Epoch after epoch: batches, rates, the log, checkpoints, and a stop that loses nothing."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import torch
+from torch import nn
+
+from softtriple.config import Config
+from softtriple.data import shuffled
+from softtriple.feeds import Feed
+from softtriple.losses import SoftTripleLoss
+from softtriple.models import Encoder
+from softtriple.progress import Reporter, Update
+from softtriple.training.checkpoint import Position, load_checkpoint, save_checkpoint
+from softtriple.training.interrupt import asked_to_stop
+from softtriple.training.loop import train_epoch
+from softtriple.training.optim import build_optimizer, set_rates
+from softtriple.training.run import RunDir
+
+BATCHES_BETWEEN_LOG_LINES = 50
+
+
+def fit(
+    config: Config,
+    run: RunDir,
+    encoder: Encoder,
+    loss: nn.Module,
+    feed: Feed,
+    check: Callable[[], dict[str, float]],
+    device: torch.device,
+    reporter: Reporter,
+) -> None:
+    """Train for the epochs that are left; ``check`` gives what is to be logged of an evaluation."""
+    optimizer = build_optimizer(encoder, loss, config.train)
+    position = load_checkpoint(run.checkpoints, encoder, loss, optimizer)
+    run.forget_log_after(position)
+    if position != Position():
+        reporter.note(f"resumed after epoch {position.epoch} of {config.train.epochs}, batch {position.batch}")
+    with reporter.task("training") as update, asked_to_stop() as stopping:
+        while position.epoch < config.train.epochs:
+            set_rates(optimizer, position.epoch, config.train)
+            start, before, saved = time.monotonic(), position, time.monotonic()
+            rows = shuffled(len(feed), config.train.batch_size, config.train.seed, position.epoch)
+            remaining = itertools.islice(rows, position.batch, None)
+            with closing(feed.batches(remaining, position.epoch)) as batches:
+                for step in train_epoch(
+                    encoder,
+                    loss,
+                    batches,
+                    optimizer,
+                    first=feed.first,
+                    accumulate=config.train.accumulate,
+                    device=device,
+                    half=_half(config, device),
+                ):
+                    position = _advance(position, step.loss.item(), step.items, run)
+                    _tell(update, position, start, before, len(feed), config.train.epochs)
+                    due = time.monotonic() - saved > 60 * config.train.checkpoint_minutes
+                    if step.updated and (stopping() or due):
+                        save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
+                        saved = time.monotonic()
+                    if step.updated and stopping():
+                        raise KeyboardInterrupt
+            rate = (position.items - before.items) / (time.monotonic() - start)
+            entry = _epoch_entry(position, optimizer, loss, rate)
+            if config.train.evaluate_every and (position.epoch + 1) % config.train.evaluate_every == 0:
+                entry |= check()
+            position = Position(epoch=position.epoch + 1)
+            save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
+            run.append_log(entry)
+            if config.train.tensorboard:
+                _to_tensorboard(run, entry)
+
+
+def _advance(position: Position, value: float, items: int, run: RunDir) -> Position:
+    epoch, batch = position.epoch + 1, position.batch + 1
+    if not math.isfinite(value):
+        raise FloatingPointError(
+            f"the loss became {value} in batch {batch} of epoch {epoch}: most often a learning rate is too high "
+            f"(train.lr, train.center_lr) or loss.options.scale too large; the last good state is in {run.path}"
+        )
+    if batch % BATCHES_BETWEEN_LOG_LINES == 0:
+        run.append_log({"epoch": epoch, "batch": batch, "loss": value})
+    return Position(position.epoch, batch, position.items + items, position.loss_sum + value * items)
+
+
+def _tell(update: Update, position: Position, start: float, before: Position, items: int, epochs: int) -> None:
+    rate = (position.items - before.items) / max(time.monotonic() - start, 1e-9)
+    done = position.epoch * items + position.items
+    loss = position.loss_sum / position.items
+    update(done, epochs * items, f"epoch {position.epoch + 1} of {epochs}, loss {loss:.3f}, {rate:.0f} items/s")
+
+
+def _epoch_entry(position: Position, optimizer: torch.optim.Optimizer, loss: nn.Module, rate: float) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "epoch": position.epoch + 1,
+        "loss": position.loss_sum / position.items,
+        "items_per_second": round(rate, 1),
+        "rates": {group["part"]: group["lr"] for group in optimizer.param_groups},
+    }
+    if isinstance(loss, SoftTripleLoss):
+        entry["distinct_centers"] = loss.distinct_centers().float().mean().item()
+    return entry
+
+
+def _to_tensorboard(run: RunDir, entry: dict[str, Any]) -> None:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ImportError("train.tensorboard needs TensorBoard: pip install softtriple[tensorboard]") from None
+    with SummaryWriter(str(run.path / "tensorboard")) as writer:
+        for name, value in entry.items():
+            if isinstance(value, int | float) and name != "epoch":
+                writer.add_scalar(name, value, entry["epoch"])
+
+
+def _half(config: Config, device: torch.device) -> torch.dtype | None:
+    match config.train.precision:
+        case "float32":
+            return None
+        case "auto":
+            return torch.float16 if device.type == "cuda" else None
+        case name:
+            return torch.float16 if name == "float16" else torch.bfloat16

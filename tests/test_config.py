@@ -1,0 +1,81 @@
+"""Configurations: strict, typed, the same after writing and reading."""
+
+from pathlib import Path
+
+import pytest
+
+from softtriple.config import PRESETS, Config, read_config, with_preset, with_settings, write_config
+
+
+def read_back(config: Config, folder: Path) -> Config:
+    file = folder / "config.toml"
+    file.write_text(write_config(config), encoding="utf-8")
+    return read_config(file)
+
+
+def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
+    config = with_settings(
+        Config(dataset='a "quoted" näme\\with:path'),
+        ["train.epochs=3", "loss.options.gamma=0.2", "model.hidden=[5, 6]", "train.head_lr=0.001", "train.lr=1e-5"],
+    )
+    assert read_back(config, tmp_path) == config
+    assert read_back(Config(), tmp_path) == Config()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets(name: str, tmp_path: Path) -> None:
+    config = with_preset(Config(), name)
+    assert config != Config()
+    assert read_back(config, tmp_path) == config
+
+
+def test_values_are_typed() -> None:
+    config = with_settings(
+        Config(), ["train.lr=1", "train.milestones=[2]", "loss.centers_per_class=4", "model.backbone=conv-small"]
+    )
+    assert config.train.lr == 1.0
+    assert isinstance(config.train.lr, float)
+    assert config.train.milestones == (2,)
+    assert config.loss.centers_per_class == 4
+    assert config.model.backbone == "conv-small"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.epoch=3", "there is no 'train.epoch'; choose from epochs, batch_size"),
+        ("train.epochs", "write it as name=value, such as train.epochs=3"),
+        ("training.epochs=3", "there is no group 'training'; choose from dataset, data, model, loss, train"),
+        ("train.epochs=few", "train.epochs = 'few' is not a whole number"),
+        ("train.epochs=2.5", "train.epochs = 2.5 is not a whole number"),
+        ("train.tensorboard=1", "train.tensorboard = 1 is not true or false"),
+        ("model.pooling=max", "model.pooling = 'max' is not one of 'average', 'average.max'"),
+        ("train.milestones=[1.5]", "train.milestones = .* is not a list, each a whole number"),
+        ("loss.centers_per_class=few", "is not a whole number or one of 'auto'"),
+    ],
+)
+def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        with_settings(Config(), [setting])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[train]\nepoch = 3\n", "there is no 'train.epoch'"),
+        ("train = 3\n", "train = 3 is not a table"),
+        ("[train\n", "not TOML"),
+        ("[train]\nepochs = 'x'\n", "train.epochs = 'x' is not a whole number"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message) as caught:
+        read_config(file)
+    assert "mine.toml" in str(caught.value)
+
+
+def test_unknown_preset() -> None:
+    with pytest.raises(ValueError, match="unknown preset 'best'; choose from paper, official, sop"):
+        with_preset(Config(), "best")

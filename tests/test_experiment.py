@@ -1,0 +1,238 @@
+"""Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from softtriple.choices import centers_for
+from softtriple.config import Config, with_settings
+from softtriple.data import ImageArray, Split, View
+from softtriple.experiment import Outcome, train
+from softtriple.feeds import Reading, embed_feed, pixel_feed, trunk_feed
+from softtriple.models import Encoder
+from softtriple.progress import Reporter
+from softtriple.training.run import RunDir
+
+QUIET = Reporter(quiet=True)
+SMALL = ["train.epochs=2", "train.batch_size=16", "model.dim=8", "loss.centers_per_class=2"]
+
+
+def run(dataset: str, out: Path, *settings: str, resume: bool = False) -> Outcome:
+    config = with_settings(Config(dataset=dataset), [*SMALL, *settings])
+    return train(config, RunDir(out), QUIET, resume=resume)
+
+
+def clusters(num_classes: int = 6, per_class: int = 12, dim: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(num_classes), per_class)
+    centers = 3 * random.standard_normal((num_classes, dim))
+    return (centers[labels] + random.standard_normal((len(labels), dim))).astype(np.float32), labels
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> str:
+    file = tmp_path / "vectors.npz"
+    values, labels = clusters()
+    np.savez(file, vectors=values, labels=labels)
+    return str(file)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of class folders of small pictures: a class is a colour and where its square is."""
+    random = np.random.default_rng(0)
+    folder = tmp_path / "pictures"
+    for label in range(6):
+        (folder / f"class {label}").mkdir(parents=True)
+        for item in range(6):
+            pixels = random.integers(0, 60, (40, 48, 3), dtype=np.uint8)
+            pixels[4 * label : 4 * label + 14, 5:30, label % 3] = 200
+            Image.fromarray(pixels).save(folder / f"class {label}" / f"{item}.png")
+    return folder
+
+
+CONV = ["model.backbone=conv-small", "model.input_size=28", "data.augment=crop"]
+
+
+def test_a_run_leaves_everything_behind(vectors: str, tmp_path: Path) -> None:
+    outcome = run(vectors, tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
+    assert files == {"config.toml", "log.jsonl", "checkpoints", "encoder", "centers.safetensors", "report.json"}
+    assert [entry["epoch"] for entry in outcome.run.read_log()] == [1, 2]
+    report = json.loads(outcome.run.report_file.read_text())
+    assert report["recall"]["1"] == outcome.report.recall[1]
+    assert outcome.report.recall[1] > 0.8
+    assert load_file(outcome.run.centers_file)["centers"].shape == (3, 2, 8)
+    again = Encoder.load(tmp_path / "run")
+    embedded = again(torch.from_numpy(outcome.benchmark.test.items.take(np.arange(5)).values))
+    torch.testing.assert_close(embedded, outcome.test.vectors[:5])
+    assert again.class_names == ("0", "1", "2")
+
+
+def test_images_in_a_folder(images: Path, tmp_path: Path) -> None:
+    outcome = run(str(images), tmp_path / "run", *CONV, "train.epochs=6")
+    assert outcome.report.num_queries == 18
+    assert outcome.report.recall[1] > 0.5
+    assert outcome.config.model.freeze_batch_norm == "off"
+
+
+def test_a_table(images: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
+    table.write_text("\n".join(["file,kind", *rows]))
+    outcome = run(str(table), tmp_path / "run", *CONV, "data.path=file", "data.label=kind")
+    assert outcome.encoder.class_names == ("class 0", "class 1", "class 2")
+
+
+def test_same_seed_same_numbers_and_another_seed_others(vectors: str, tmp_path: Path) -> None:
+    first, again, other = (
+        run(vectors, tmp_path / name, f"train.seed={seed}") for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert torch.equal(first.test.vectors, again.test.vectors)
+    assert not torch.equal(first.test.vectors, other.test.vectors)
+
+
+def test_classes_split_by_instances_have_an_accuracy(vectors: str, tmp_path: Path) -> None:
+    outcome = run(vectors, tmp_path / "run", "data.split=instances", "train.epochs=30")
+    assert outcome.report.accuracy is not None
+    assert outcome.report.accuracy > 0.8
+    assert run(vectors, tmp_path / "by class").report.accuracy is None
+
+
+def test_held_out_classes_are_not_trained_on(vectors: str, tmp_path: Path) -> None:
+    outcome = run(vectors, tmp_path / "run", "train.hold_out=0.4", "train.evaluate_every=1")
+    assert outcome.validation is not None
+    assert len(outcome.encoder.class_names) == 2
+    assert outcome.validation.num_classes == 1
+    assert "validation_recall@1" in outcome.run.read_log()[0]
+
+
+def test_a_killed_run_resumes_to_the_same_bits(images: Path, tmp_path: Path) -> None:
+    """SIGKILL at some moment of training, then --resume: the same encoder, centres and log as never killed."""
+    settings = [*CONV, "train.epochs=8", "train.checkpoint_minutes=0"]
+    whole = run(str(images), tmp_path / "whole", *settings)
+    broken = tmp_path / "broken"
+    arguments = [item for setting in [*SMALL, *settings] for item in ("--set", setting)]
+    command = [sys.executable, "-m", "softtriple", "train", str(images), "--out", str(broken), *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    _wait_for(lambda: len(list(broken.glob("checkpoints/epoch-0000[2-5]*.pt"))) > 0)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (broken / "report.json").exists()
+    resumed = run(str(images), broken, *settings, resume=True)
+    assert torch.equal(whole.test.vectors, resumed.test.vectors)
+    assert torch.equal(whole.loss.centers, resumed.loss.centers)
+    assert [entry["loss"] for entry in whole.run.read_log()] == [entry["loss"] for entry in resumed.run.read_log()]
+
+
+def test_ctrl_c_keeps_the_state_and_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    arguments = [item for setting in [*SMALL, *CONV, "train.epochs=100000"] for item in ("--set", setting)]
+    command = [sys.executable, "-m", "softtriple", "train", str(images), "--out", str(out), *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    _wait_for(lambda: len(list(out.glob("checkpoints/*.pt"))) > 0)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert f"continue with: softtriple train {images} --out {out} --resume" in said
+    assert "Traceback" not in said
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(vectors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from softtriple.losses import SoftTripleLoss
+
+    original = SoftTripleLoss.forward
+    calls = 0
+
+    def forward(self: SoftTripleLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return original(self, embeddings, labels) * (float("nan") if calls == 5 else 1.0)
+
+    monkeypatch.setattr(SoftTripleLoss, "forward", forward)
+    with pytest.raises(FloatingPointError, match=r"the loss became nan in batch 2 of epoch 2: .* last good state"):
+        run(vectors, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch-00001-batch-0000000.pt"]
+
+
+def test_kept_outputs_of_a_frozen_trunk_are_those_of_the_network(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (9, 32, 32), dtype=np.uint8)
+    split = Split(ImageArray(pixels), np.zeros(9, dtype=np.int64))
+    torch.manual_seed(0)
+    encoder = Encoder.from_backbone("conv-small", dim=5).eval()
+    still = Reading(View(size=32, resize=32))
+    expected = embed_feed(encoder, pixel_feed(encoder, split, still))
+    for frozen in (1, 2, encoder.num_stages):
+        kept = trunk_feed(encoder, split, still, frozen=frozen, views=1)
+        assert kept.first == frozen
+        torch.testing.assert_close(embed_feed(encoder, kept), expected, rtol=1e-5, atol=1e-6)
+    moving = Reading(View(size=32, resize=32, augment="affine"))
+    kept = trunk_feed(encoder, split, moving, frozen=2, views=3, seed=1)
+    rows = [np.arange(9)]
+    views = [next(pixel_feed(encoder, split, moving).batches(rows, view))[0] for view in range(3)]
+    with torch.no_grad():
+        candidates = torch.stack([encoder.run_trunk(view, 2) for view in views])
+    (drawn, _), (other, _) = (next(kept.batches(rows, epoch)) for epoch in (0, 1))
+    distances = (candidates - drawn).flatten(2).abs().amax(-1)
+    assert distances.amin(0).max() < 1e-2  # each row is one of its views, in half precision
+    assert not torch.equal(drawn, other)
+
+
+def test_a_frozen_trunk_is_not_trained_and_its_kept_outputs_are_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Path
+) -> None:
+    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path / "cache"))
+    settings = [*CONV, "model.trainable=last:2", "train.views=2"]
+    first = run(str(images), tmp_path / "a", *settings)
+    kept = sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy"))
+    assert len(kept) == 3  # two augmented views of the training items, one still view of the test items
+    second = run(str(images), tmp_path / "b", *settings)
+    assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")) == kept
+    assert torch.equal(first.test.vectors, second.test.vectors)
+    fresh = run(str(images), tmp_path / "c", *settings, "data.cache_gigabytes=0")
+    assert fresh.report.num_queries == 18
+
+
+def test_head_from_pca(images: Path, tmp_path: Path) -> None:
+    outcome = run(str(images), tmp_path / "run", *CONV, "model.head_init=pca", "train.epochs=1", "model.trainable=head")
+    assert outcome.report.recall[1] > 0
+
+
+def test_unreadable_images_stop_or_are_left_out(images: Path, tmp_path: Path) -> None:
+    (images / "class 1" / "0.png").write_bytes(b"not a picture")
+    with pytest.raises(ValueError, match=r"class 1/0\.png"):
+        run(str(images), tmp_path / "stop", *CONV)
+    outcome = run(str(images), tmp_path / "skip", *CONV, "data.on_error=skip")
+    assert len(outcome.learned) == 17
+
+
+def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="softmax-norm has no such option"):
+        run(vectors, tmp_path / "run", "loss.name=softmax-norm")
+    with pytest.raises(ValueError, match="softtriple has no option alpha"):
+        run(vectors, tmp_path / "other", "loss.options.alpha=3")
+
+
+@pytest.mark.parametrize(("sizes", "k"), [([60] * 9, 10), ([5, 6, 5, 4], 2), ([1, 1], 1), ([12] * 3, 5)])
+def test_centers_follow_the_class_sizes(sizes: list[int], k: int) -> None:
+    assert centers_for(np.array(sizes)) == k
+    assert k <= max(sizes)
+
+
+def _wait_for(condition: object, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return
+        time.sleep(0.005)
+    raise TimeoutError("what the test waits for did not happen")

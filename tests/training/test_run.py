@@ -1,0 +1,78 @@
+"""Run directories: never overwritten, never shared, and a log that a crash cannot spoil."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from softtriple.config import Config, with_settings
+from softtriple.training.checkpoint import Position
+from softtriple.training.run import RunDir, write_whole
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with run.opened(resume=False):
+        run.write_config(Config())
+    with pytest.raises(FileExistsError, match="continue it with --resume"), run.opened(resume=False):
+        pass
+    with run.opened(resume=True):
+        assert run.read_config() == Config()
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with (
+        run.opened(resume=False),
+        pytest.raises(BlockingIOError, match="another process is training"),
+        run.opened(resume=True),
+    ):
+        pass
+
+
+def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_config(Config())
+    run.write_config(Config())
+    with pytest.raises(ValueError, match="started with other settings"):
+        run.write_config(with_settings(Config(), ["train.epochs=3"]))
+
+
+def test_not_a_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="not a run directory"):
+        RunDir(tmp_path).read_config()
+
+
+@pytest.mark.parametrize(
+    ("position", "kept"),
+    [
+        (Position(), []),
+        (Position(epoch=0, batch=50), [(1, 50)]),
+        (Position(epoch=1), [(1, 50), (1, 100), (1, None)]),
+        (Position(epoch=1, batch=70), [(1, 50), (1, 100), (1, None), (2, 50)]),
+        (Position(epoch=2), [(1, 50), (1, 100), (1, None), (2, 50), (2, None)]),
+    ],
+)
+def test_the_log_is_cut_where_a_run_is_resumed(
+    tmp_path: Path, position: Position, kept: list[tuple[int, int | None]]
+) -> None:
+    run = RunDir(tmp_path)
+    for epoch, batch in [(1, 50), (1, 100), (1, None), (2, 50), (2, None)]:
+        run.append_log({"epoch": epoch, **({} if batch is None else {"batch": batch})})
+    with run.log_file.open("a") as log:
+        log.write('{"epoch": 3, "ba')  # a crash in the middle of a line
+    run.forget_log_after(position)
+    assert [(entry["epoch"], entry.get("batch")) for entry in run.read_log()] == kept
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "report.json"
+    write_whole(file, json.dumps({"old": 1}))
+
+    def full_disk(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(file, "half of the new")
+    assert json.loads(file.read_text()) == {"old": 1}
