@@ -134,6 +134,15 @@ def demo(
         print(f"the report with pictures is in {page}")  # noqa: T201
 
 
+@app.command()
+def info(as_json: AsJson = False) -> None:
+    """Show versions, device, backbones and whether their weights are at hand, and what the cache holds."""
+    from softtriple import about
+
+    told = about.facts()
+    print(json.dumps(told) if as_json else about.text(told))  # noqa: T201
+
+
 def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
     if file is not None:
         return read_config(file)

