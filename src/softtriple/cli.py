@@ -126,11 +126,12 @@ def demo(
     from softtriple import demonstration
     from softtriple.progress import Reporter
 
-    reports, page = demonstration.run(out, Reporter(), command=_command())
+    results, page = demonstration.run(out, Reporter(), command=_command())
     if as_json:
-        print(json.dumps({name: json.loads(report.to_json()) for name, report in reports.items()}))  # noqa: T201
+        found = {name: json.loads(result.report.to_json()) for name, result in results.items()}
+        print(json.dumps({**found, "page": str(page)}))  # noqa: T201
     else:
-        print(demonstration.table(reports))  # noqa: T201
+        print(demonstration.table(results))  # noqa: T201
         print(f"the report with pictures is in {page}")  # noqa: T201
 
 

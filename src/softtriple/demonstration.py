@@ -2,39 +2,56 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from softtriple.config import Config, with_settings
 from softtriple.experiment import train
 from softtriple.illustrate import write_page
+from softtriple.losses import SoftTripleLoss
 from softtriple.metrics import Report
 from softtriple.progress import Reporter, duration
 from softtriple.training.run import RunDir
 
 METHODS = {
     "softmax, one centre": ["loss.name=softmax-norm"],
-    "SoftTriple": ["loss.name=softtriple", "loss.centers_per_class=10"],
+    "SoftTriple, K = 10": ["loss.name=softtriple", "loss.centers_per_class=10"],
 }
 BUDGET = ["train.epochs=4", "train.milestones=[3]", "train.batch_size=64"]
 
 
-def run(out: Path, reporter: Reporter, command: str) -> tuple[dict[str, Report], Path]:
-    """Train both methods under the same budget in ``out``; their reports, and the page that shows them."""
+@dataclass(frozen=True)
+class Result:
+    """How one method did."""
+
+    report: Report
+    distinct_centers: float  # mean over classes
+
+
+def run(out: Path, reporter: Reporter, command: str) -> tuple[dict[str, Result], Path]:
+    """Train both methods under the same budget in ``out``; their results, and the page that shows them."""
     start = time.monotonic()
-    outcomes = {}
+    outcomes, results = {}, {}
     for name, settings in METHODS.items():
         reporter.note(f"\n{name}")
         config = with_settings(Config(dataset="glyphs"), [*BUDGET, *settings])
-        outcomes[name] = train(config, RunDir(out / name.split(",")[0].lower()), reporter)
+        outcome = train(config, RunDir(out / config.loss.name), reporter)
+        assert isinstance(outcome.loss, SoftTripleLoss)  # the softmax is its case K = 1
+        outcomes[name] = outcome
+        results[name] = Result(outcome.report, outcome.loss.distinct_centers().float().mean().item())
     page = RunDir(out)
     write_page(page, outcomes, command, [("Time", duration(time.monotonic() - start))])
-    return {name: outcome.report for name, outcome in outcomes.items()}, page.page_file
+    return results, page.page_file
 
 
-def table(reports: Mapping[str, Report]) -> str:
-    """The figures of both methods, in per cent."""
-    lines = [f"{'':<22}" + "".join(f"{title:>8}" for title in ("R@1", "R@2", "R@4", "R@8", "MAP@R", "NMI"))]
-    for name, report in reports.items():
-        shares = [*(report.recall[k] for k in (1, 2, 4, 8)), report.map_at_r, report.nmi or 0.0]
-        lines.append(f"{name:<22}" + "".join(f"{100 * share:>8.1f}" for share in shares))
+def table(results: Mapping[str, Result]) -> str:
+    """The figures of both methods, shares in per cent."""
+    titles = ("R@1", "R@2", "R@4", "R@8", "MAP@R", "NMI", "centres a class")
+    lines = [f"{'':<20}" + "".join(f"{title:>{len(title) + 3}}" for title in titles)]
+    for name, result in results.items():
+        report = result.report
+        assert report.nmi is not None
+        shares = [*(report.recall[k] for k in (1, 2, 4, 8)), report.map_at_r, report.nmi]
+        cells = [*(100 * share for share in shares), result.distinct_centers]
+        lines.append(f"{name:<20}" + "".join(f"{c:>{len(t) + 3}.1f}" for t, c in zip(titles, cells, strict=True)))
     return "\n".join(lines)

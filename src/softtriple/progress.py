@@ -72,7 +72,7 @@ def duration(seconds: float) -> str:
     """A length of time as a person says it.
 
     Example:
-        >>> duration(45), duration(200), duration(32_000)
+        >>> duration(45.0), duration(200.0), duration(32_000.0)
         ('45 s', '3 min', '8.9 h')
     """
     if seconds < 90:

@@ -15,7 +15,7 @@ from softtriple.data import shuffled
 from softtriple.feeds import Feed
 from softtriple.losses import SoftTripleLoss
 from softtriple.models import Encoder
-from softtriple.progress import Reporter, Update
+from softtriple.progress import Reporter
 from softtriple.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from softtriple.training.interrupt import asked_to_stop
 from softtriple.training.loop import train_epoch
@@ -41,12 +41,18 @@ def fit(
     run.forget_log_after(position)
     if position != Position():
         reporter.note(f"resumed after epoch {position.epoch} of {config.train.epochs}, batch {position.batch}")
+
+    def keep() -> None:
+        save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
+
     with reporter.task("training") as update, asked_to_stop() as stopping:
+        centers = ""
         while position.epoch < config.train.epochs:
             set_rates(optimizer, position.epoch, config.train)
-            start, before, saved = time.monotonic(), position, time.monotonic()
             rows = shuffled(len(feed), config.train.batch_size, config.train.seed, position.epoch)
             remaining = itertools.islice(rows, position.batch, None)
+            start = saved = time.monotonic()
+            seen_before, rate = position.items, 0.0
             with closing(feed.batches(remaining, position.epoch)) as batches:
                 for step in train_epoch(
                     encoder,
@@ -59,19 +65,27 @@ def fit(
                     half=_half(config, device),
                 ):
                     position = _advance(position, step.loss.item(), step.items, run)
-                    _tell(update, position, start, before, len(feed), config.train.epochs)
-                    due = time.monotonic() - saved > 60 * config.train.checkpoint_minutes
-                    if step.updated and (stopping() or due):
-                        save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
-                        saved = time.monotonic()
-                    if step.updated and stopping():
+                    rate = (position.items - seen_before) / (time.monotonic() - start)
+                    done, total = position.epoch * len(feed) + position.items, config.train.epochs * len(feed)
+                    mean_loss = position.loss_sum / position.items
+                    update(
+                        done, total, f"epoch {position.epoch + 1}, loss {mean_loss:.3f}, {rate:.0f} items/s{centers}"
+                    )
+                    if not step.updated:
+                        continue
+                    if stopping():
+                        keep()
                         raise KeyboardInterrupt
-            rate = (position.items - before.items) / (time.monotonic() - start)
+                    if time.monotonic() - saved > 60 * config.train.checkpoint_minutes:
+                        keep()
+                        saved = time.monotonic()
             entry = _epoch_entry(position, optimizer, loss, rate)
+            if "distinct_centers" in entry:
+                centers = f", {entry['distinct_centers']:.1f} centres a class"
             if config.train.evaluate_every and (position.epoch + 1) % config.train.evaluate_every == 0:
                 entry |= check()
             position = Position(epoch=position.epoch + 1)
-            save_checkpoint(run.checkpoints, position, encoder, loss, optimizer)
+            keep()
             run.append_log(entry)
             if config.train.tensorboard:
                 _to_tensorboard(run, entry)
@@ -87,13 +101,6 @@ def _advance(position: Position, value: float, items: int, run: RunDir) -> Posit
     if batch % BATCHES_BETWEEN_LOG_LINES == 0:
         run.append_log({"epoch": epoch, "batch": batch, "loss": value})
     return Position(position.epoch, batch, position.items + items, position.loss_sum + value * items)
-
-
-def _tell(update: Update, position: Position, start: float, before: Position, items: int, epochs: int) -> None:
-    rate = (position.items - before.items) / max(time.monotonic() - start, 1e-9)
-    done = position.epoch * items + position.items
-    loss = position.loss_sum / position.items
-    update(done, epochs * items, f"epoch {position.epoch + 1} of {epochs}, loss {loss:.3f}, {rate:.0f} items/s")
 
 
 def _epoch_entry(position: Position, optimizer: torch.optim.Optimizer, loss: nn.Module, rate: float) -> dict[str, Any]:
