@@ -25,7 +25,7 @@ from softtriple.data import (
     shuffled,
 )
 from softtriple.evaluation import Embeddings, evaluate
-from softtriple.feeds import Feed, Reading, embed_feed, pixel_feed, trunk_bytes, trunk_feed, trunk_fits
+from softtriple.feeds import Feed, Reading, Rows, embed_feed, pixel_feed, trunk_bytes, trunk_feed, trunk_fits
 from softtriple.losses import build_loss
 from softtriple.metrics import Report
 from softtriple.models import Encoder, EncoderConfig
@@ -55,20 +55,19 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
         benchmark = load_data(config, reporter)
         config = resolve(config, benchmark, reporter)
         learned, held_out = _divide(benchmark.train, config)
-        labels, classes = contiguous_labels(learned.labels)
-        learned = replace(learned, labels=labels)
+        labels, classes = contiguous_labels(benchmark.train.labels[learned])
 
         torch.manual_seed(config.train.seed)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         encoder = build_encoder(config, benchmark, tuple(benchmark.class_names[label] for label in classes))
         readers = Readers(config, encoder, reporter)
-        config = _settle(config, run, encoder, learned, readers, device, reporter)
+        config = _settle(config, run, encoder, benchmark.train, readers, device, reporter)
         loss = _build_loss(config, num_classes=len(classes))
 
         feeds = Feeds(config, encoder, readers, frozen=encoder.set_trainable(config.model.trainable))
-        training = feeds.training(learned)
+        training = feeds.training(benchmark.train).only(learned, labels)
         if config.model.head_init == "pca":
-            encoder.initialize_head_from_pca(_features(encoder, feeds.still(learned)))
+            encoder.initialize_head_from_pca(_features(encoder, training))
         encoder.to(device)
         loss.to(device)
 
@@ -95,7 +94,8 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
             found = embed_split(encoder, feeds.still(held_out), benchmark, device, reporter)
             validation = evaluate(found, recall_at=benchmark.recall_at, seed=config.train.seed)
             write_whole(run.path / "validation.json", validation.to_json() + "\n")
-        return Outcome(run, config, benchmark, learned, encoder, loss, test, report, validation)
+        numbered = replace(benchmark.train.take(learned), labels=labels)
+        return Outcome(run, config, benchmark, numbered, encoder, loss, test, report, validation)
 
 
 def load_data(config: Config, reporter: Reporter) -> Benchmark:
@@ -235,10 +235,12 @@ def _readable(split: Split, reporter: Reporter) -> Split:
     return split.take(np.array([row for row in range(len(split)) if row not in unreadable], dtype=np.int64))
 
 
-def _divide(split: Split, config: Config) -> tuple[Split, Split | None]:
+def _divide(split: Split, config: Config) -> tuple[Rows, Split | None]:
+    """The rows to train on, and what is held out of training to choose by."""
     if not config.train.hold_out:
-        return split, None
-    return hold_out_classes(split, config.train.hold_out, seed=config.train.seed)
+        return np.arange(len(split)), None
+    _, held_out = hold_out_classes(split, config.train.hold_out, seed=config.train.seed)
+    return np.flatnonzero(~np.isin(split.labels, held_out.labels)), held_out
 
 
 def _settle(

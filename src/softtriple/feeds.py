@@ -5,7 +5,9 @@ first stages are computed now or were computed once: ``encoder.run_from(inputs, 
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,6 +41,18 @@ class Feed:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def only(self, rows: Rows, labels: Int64[np.ndarray, " rows"]) -> "Feed":
+        """A feed of some of the rows, with labels of their own."""
+        numbers = torch.from_numpy(labels)
+
+        def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
+            wanted, asked = itertools.tee(row_batches)
+            with closing(self.batches((rows[batch] for batch in asked), epoch)) as found:
+                for batch, (inputs, _) in zip(wanted, found, strict=True):
+                    yield inputs, numbers[batch]
+
+        return Feed(labels, draw, self.first)
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -46,20 +60,18 @@ class Reading:
 
     view: View | None = None
     seed: int = 0
-    cache: ImageCache | None = field(default=None, compare=False)
+    cache: ImageCache | None = field(default=None, compare=False, repr=False)
 
 
 def pixel_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
     """A feed that reads images (or vectors) anew in every epoch."""
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
-        found = batches(split, row_batches, reading.view, seed=reading.seed, epoch=epoch, cache=reading.cache)
-        try:
+        read = batches(split, row_batches, reading.view, seed=reading.seed, epoch=epoch, cache=reading.cache)
+        with closing(read) as found:
             for inputs, labels in found:
                 assert isinstance(inputs, Tensor)
                 yield encoder.prepare(inputs), labels
-        finally:
-            found.close()
 
     return Feed(split.labels, draw)
 
@@ -166,7 +178,7 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
         case ImageFiles(paths):
             for path in paths:
                 stat = Path(path).stat()
-                digest.update(f"\n{Path(path).absolute()}\t{stat.st_size}\t{stat.st_mtime_ns}".encode())
+                digest.update(f"\n{Path(path).resolve()}\t{stat.st_size}\t{stat.st_mtime_ns}".encode())
         case ImageArray(pixels):
             digest.update(np.ascontiguousarray(pixels).tobytes())
         case _:

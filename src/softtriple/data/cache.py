@@ -101,7 +101,7 @@ def _key(files: ImageFiles, short_side: int) -> str:
             stamp = f"{stat.st_size} {stat.st_mtime_ns}"
         except OSError:
             stamp = "missing"
-        digest.update(f"\n{Path(path).absolute()}\t{stamp}".encode())
+        digest.update(f"\n{Path(path).resolve()}\t{stamp}".encode())
     return digest.hexdigest()[:16]
 
 

@@ -68,9 +68,8 @@ def fit(
                     rate = (position.items - seen_before) / (time.monotonic() - start)
                     done, total = position.epoch * len(feed) + position.items, config.train.epochs * len(feed)
                     mean_loss = position.loss_sum / position.items
-                    update(
-                        done, total, f"epoch {position.epoch + 1}, loss {mean_loss:.3f}, {rate:.0f} items/s{centers}"
-                    )
+                    told = f"epoch {position.epoch + 1}, loss {mean_loss:.3f}, {rate:.0f} items/s{centers}"
+                    update(done, total, told)
                     if not step.updated:
                         continue
                     if stopping():
