@@ -165,7 +165,8 @@ def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, view: View) -> Tensor:
 
 
 def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
-    digest = hashlib.sha256(f"{VERSION} {frozen} {encoder.num_stages} {encoder.config.pooling} {reading}".encode())
+    kept = encoder.config.pooling if frozen == encoder.num_stages else "map"
+    digest = hashlib.sha256(f"{VERSION} {encoder.config.backbone} {frozen} {kept} {reading}".encode())
     digest.update(repr(encoder.preprocess).encode())
     if reading.view is not None and reading.view.augment == "none":
         digest.update(b"float32")
