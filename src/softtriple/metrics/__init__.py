@@ -1,1 +1,15 @@
-"""."""
+"""Metrics of retrieval and clustering, and the report that holds them."""
+
+from softtriple.metrics.bootstrap import class_intervals as class_intervals
+from softtriple.metrics.clustering import Clustering as Clustering
+from softtriple.metrics.clustering import ami as ami
+from softtriple.metrics.clustering import kmeans as kmeans
+from softtriple.metrics.clustering import nmi as nmi
+from softtriple.metrics.ranks import first_hit_ranks as first_hit_ranks
+from softtriple.metrics.report import KMeansRuns as KMeansRuns
+from softtriple.metrics.report import Report as Report
+from softtriple.metrics.report import format_table as format_table
+from softtriple.metrics.retrieval import map_at_r as map_at_r
+from softtriple.metrics.retrieval import precision_at_1 as precision_at_1
+from softtriple.metrics.retrieval import r_precision as r_precision
+from softtriple.metrics.retrieval import recall_at_k as recall_at_k

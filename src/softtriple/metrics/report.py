@@ -1,0 +1,117 @@
+"""The result of an evaluation: a value, its JSON and a plain table."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class KMeansRuns:
+    """The k-means runs behind NMI and AMI, which are those of the run with the lowest objective."""
+
+    seed: int
+    restarts: int
+    objective: float
+    nmi_spread: float  # largest minus smallest over the restarts; 0 for a single run, which says nothing
+    ami_spread: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """How well vectors retrieve and cluster their classes; every metric is a share between 0 and 1.
+
+    AMI alone may fall a little below 0, for clusters that agree less than chance would.
+    """
+
+    recall: Mapping[int, float]
+    precision_at_1: float
+    r_precision: float
+    map_at_r: float
+    nmi: float | None = None  # None: k-means was not asked for
+    ami: float | None = None
+    accuracy: float | None = None  # by nearest class similarity; only where the classes were trained on
+    num_queries: int
+    num_gallery: int
+    num_classes: int
+    num_without_positives: int = 0  # queries that can find nothing, left out of the means
+    num_zero_vectors: int = 0
+    kmeans: KMeansRuns | None = None
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    recall_per_class: Mapping[str, float] = field(default_factory=dict)  # Recall at the smallest k
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The report as one JSON object; `from_json` gives the equal report back."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
+
+    @staticmethod
+    def from_json(text: str) -> "Report":
+        """Read what `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("report: expected a JSON object")
+        known = {f.name for f in fields(Report)}
+        unknown, missing = values.keys() - known, _REQUIRED - values.keys()
+        if unknown or missing:
+            wrong = [f"unknown {name!r}" for name in sorted(unknown)] + [f"no {name!r}" for name in sorted(missing)]
+            raise ValueError(f"report: {', '.join(wrong)}; its fields are {', '.join(sorted(known))}")
+        values["recall"] = {int(k): share for k, share in values["recall"].items()}
+        values["intervals"] = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
+        if values.get("kmeans") is not None:
+            values["kmeans"] = KMeansRuns(**values["kmeans"])
+        return Report(**values)
+
+
+_REQUIRED = {
+    "recall",
+    "precision_at_1",
+    "r_precision",
+    "map_at_r",
+    "num_queries",
+    "num_gallery",
+    "num_classes",
+}
+
+
+def format_table(report: Report) -> str:
+    """The metrics in per cent with their 95 % intervals, a line each, and what was evaluated.
+
+    Example:
+        >>> print(format_table(Report(recall={1: 0.5}, precision_at_1=0.5, r_precision=0.25, map_at_r=0.125,
+        ...     intervals={"recall@1": (0.4, 0.6)}, num_queries=8, num_gallery=8, num_classes=2)))
+        Recall@1      50.00   40.00 to 60.00
+        Precision@1   50.00
+        R-precision   25.00
+        MAP@R         12.50
+        8 queries of 2 classes against 8 items
+    """
+    rows: list[tuple[str, str, float | None]] = [
+        *((f"Recall@{k}", f"recall@{k}", share) for k, share in sorted(report.recall.items())),
+        ("Precision@1", "precision_at_1", report.precision_at_1),
+        ("R-precision", "r_precision", report.r_precision),
+        ("MAP@R", "map_at_r", report.map_at_r),
+        ("NMI", "nmi", report.nmi),
+        ("AMI", "ami", report.ami),
+        ("Accuracy", "accuracy", report.accuracy),
+    ]
+    lines = []
+    for title, name, share in rows:
+        if share is not None:
+            line = f"{title:<12}{100 * share:>7.2f}"
+            if name in report.intervals:
+                low, high = report.intervals[name]
+                line += f"   {100 * low:.2f} to {100 * high:.2f}"
+            lines.append(line)
+    lines.append(f"{report.num_queries} queries of {report.num_classes} classes against {report.num_gallery} items")
+    if report.num_without_positives:
+        lines.append(f"{report.num_without_positives} queries have no other item of their class: left out")
+    if report.num_zero_vectors:
+        lines.append(f"{report.num_zero_vectors} vectors are zero: similar to nothing")
+    if report.kmeans is not None:
+        runs = report.kmeans
+        lines.append(
+            f"k-means: best of {runs.restarts} from seed {runs.seed}; "
+            f"spread NMI {100 * runs.nmi_spread:.2f}, AMI {100 * runs.ami_spread:.2f}"
+        )
+    return "\n".join(lines)

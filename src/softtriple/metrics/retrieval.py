@@ -1,0 +1,105 @@
+"""Retrieval metrics from the labels of neighbours, best neighbour first.
+
+``positives`` is R: how many items of its own class a query can find, itself not counted. A query with R = 0 can
+find nothing; R-precision and MAP@R are not defined for it and leave it out of their mean.
+"""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def recall_at_k(neighbor_labels: Int[Tensor, "queries k_max"], labels: Int[Tensor, " queries"], k: int) -> float:
+    """Share of queries with a neighbour of their own class among the first ``k``.
+
+    Not information-retrieval recall: one hit is enough.
+
+    Example:
+        >>> recall_at_k(torch.tensor([[1, 0], [2, 1]]), torch.tensor([0, 2]), k=1)
+        0.5
+    """
+    hits = neighbor_labels[:, :k] == labels[:, None]
+    return hits.any(dim=1).double().mean().item()
+
+
+def precision_at_1(neighbor_labels: Int[Tensor, "queries k_max"], labels: Int[Tensor, " queries"]) -> float:
+    """Share of queries whose first neighbour has their own class; the same number as Recall@1.
+
+    Example:
+        >>> precision_at_1(torch.tensor([[1, 0], [2, 1]]), torch.tensor([0, 2]))
+        0.5
+    """
+    return recall_at_k(neighbor_labels, labels, k=1)
+
+
+def r_precision(
+    neighbor_labels: Int[Tensor, "queries k_max"],
+    labels: Int[Tensor, " queries"],
+    positives: Int[Tensor, " queries"],
+) -> float:
+    """Mean share of the first R neighbours that have the query's class.
+
+    Example:
+        A query of class 5 with R = 3 positives, two of which are among its first three neighbours.
+
+        >>> round(r_precision(torch.tensor([[5, 8, 5, 5]]), torch.tensor([5]), torch.tensor([3])), 4)
+        0.6667
+    """
+    return _mean_where_defined(r_precision_per_query(neighbor_labels, labels, positives), positives)
+
+
+def map_at_r(
+    neighbor_labels: Int[Tensor, "queries k_max"],
+    labels: Int[Tensor, " queries"],
+    positives: Int[Tensor, " queries"],
+) -> float:
+    """Mean over queries of 1/R times the sum, over the hits among the first R neighbours, of the precision there.
+
+    Unlike R-precision it rewards hits that come early (Musgrave et al., ECCV 2020).
+
+    Example:
+        R = 3, hits at ranks 1 and 3, precision 1/1 and 2/3 there: (1 + 2/3) / 3.
+
+        >>> round(map_at_r(torch.tensor([[5, 8, 5, 5]]), torch.tensor([5]), torch.tensor([3])), 4)
+        0.5556
+    """
+    return _mean_where_defined(average_precision_at_r(neighbor_labels, labels, positives), positives)
+
+
+def r_precision_per_query(
+    neighbor_labels: Int[Tensor, "queries k_max"],
+    labels: Int[Tensor, " queries"],
+    positives: Int[Tensor, " queries"],
+) -> Float[Tensor, " queries"]:
+    """R-precision of each query, in float64; 0 where R = 0."""
+    hits = _hits_within_r(neighbor_labels, labels, positives)
+    return hits.sum(dim=1) / positives.clamp(min=1)
+
+
+def average_precision_at_r(
+    neighbor_labels: Int[Tensor, "queries k_max"],
+    labels: Int[Tensor, " queries"],
+    positives: Int[Tensor, " queries"],
+) -> Float[Tensor, " queries"]:
+    """The term of each query in MAP@R, in float64; 0 where R = 0."""
+    hits = _hits_within_r(neighbor_labels, labels, positives)
+    ranks = torch.arange(1, hits.shape[1] + 1, device=hits.device)
+    precision = hits.cumsum(dim=1) / ranks
+    return (precision * hits).sum(dim=1) / positives.clamp(min=1)
+
+
+def _hits_within_r(
+    neighbor_labels: Int[Tensor, "queries k_max"],
+    labels: Int[Tensor, " queries"],
+    positives: Int[Tensor, " queries"],
+) -> Float[Tensor, "queries k_max"]:
+    """1 where a neighbour of rank at most R has the query's class, else 0."""
+    k_max, needed = neighbor_labels.shape[1], int(positives.amax()) if len(positives) else 0
+    if k_max < needed:
+        raise ValueError(f"{k_max} neighbours a query do not reach rank R = {needed}, the most positives of a query")
+    ranks = torch.arange(1, k_max + 1, device=labels.device)
+    return ((neighbor_labels == labels[:, None]) & (ranks <= positives[:, None])).double()
+
+
+def _mean_where_defined(values: Float[Tensor, " queries"], positives: Int[Tensor, " queries"]) -> float:
+    return values[positives > 0].mean().item()
