@@ -1,6 +1,13 @@
-"""One suite over every loss of the table."""
+"""One suite over every loss of the table.
+
+Every loss is differentiable at the points used here: where it chooses (the nearest centre, a negative, medoids, the
+hardest pairs), a small change of the embeddings does not change the choice. One draws at random: ``evaluate`` seeds
+the draw, so that it is a function too.
+"""
 
 import copy
+import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +17,9 @@ from softtriple.losses import LOSSES, build_loss
 
 NUM_CLASSES, DIM = 5, 6
 
+# What has no value of its own in a batch without a positive pair, and in a batch of one class.
+OVER_PAIRS = ("semi-hard", "lifted", "clustering", "n-pairs", "margin", "htl")
+
 
 def batch(size: int = 12, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(0)
@@ -17,14 +27,25 @@ def batch(size: int = 12, dtype: torch.dtype = torch.float64) -> tuple[Tensor, T
     return embeddings, torch.arange(size) % NUM_CLASSES
 
 
-@pytest.fixture(params=sorted(LOSSES))
-def loss(request: pytest.FixtureRequest) -> nn.Module:
+def evaluate(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
     torch.manual_seed(0)
-    return build_loss(request.param, NUM_CLASSES, DIM).double()
+    value: Tensor = loss(embeddings, labels)
+    return value
+
+
+@pytest.fixture(params=sorted(LOSSES))
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def loss(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    return build_loss(name, NUM_CLASSES, DIM).double()
 
 
 def test_value_is_a_finite_scalar(loss: nn.Module) -> None:
-    value = loss(*batch())
+    value = evaluate(loss, *batch())
     assert value.shape == ()
     assert value.isfinite()
     assert value.dtype == torch.float64
@@ -33,7 +54,7 @@ def test_value_is_a_finite_scalar(loss: nn.Module) -> None:
 def test_gradient_reaches_embeddings_and_every_parameter(loss: nn.Module) -> None:
     embeddings, labels = batch()
     embeddings.requires_grad_()
-    loss(embeddings, labels).backward()
+    evaluate(loss, embeddings, labels).backward()
     for tensor in [embeddings, *loss.parameters()]:
         assert tensor.grad is not None
         assert tensor.grad.isfinite().all()
@@ -41,28 +62,64 @@ def test_gradient_reaches_embeddings_and_every_parameter(loss: nn.Module) -> Non
 
 
 def test_gradient_is_that_of_finite_differences(loss: nn.Module) -> None:
-    embeddings, labels = batch(7)
-    assert torch.autograd.gradcheck(lambda x: loss(x, labels), embeddings.requires_grad_())
+    embeddings, labels = batch()
+    assert torch.autograd.gradcheck(lambda x: evaluate(loss, x, labels), embeddings.requires_grad_())
 
 
-def test_order_of_the_batch_does_not_matter(loss: nn.Module) -> None:
+def test_order_of_the_batch_does_not_matter(name: str, loss: nn.Module) -> None:
     embeddings, labels = batch()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(loss(embeddings[order], labels[order]), loss(embeddings, labels))
+    if name == "n-pairs":  # the first of a class is the anchor: classes may change places, not their examples
+        order = torch.cat([(labels == label).nonzero().flatten() for label in (3, 1, 4, 0, 2)])
+    if name == "margin":  # in expectation: other rows draw other negatives
+        torch.manual_seed(0)
+        ordered, shuffled = (
+            torch.stack([loss(embeddings[rows], labels[rows]) for _ in range(400)])
+            for rows in (torch.arange(len(labels)), order)
+        )
+        error = (ordered.var() / len(ordered) + shuffled.var() / len(shuffled)).sqrt()
+        assert (ordered.mean() - shuffled.mean()).abs() < 4 * error
+        return
+    torch.testing.assert_close(evaluate(loss, embeddings[order], labels[order]), evaluate(loss, embeddings, labels))
 
 
-@pytest.mark.parametrize(
-    ("rows", "labels"),
-    [
-        pytest.param([0, 1, 2], [1, 1, 1], id="one class only"),
-        pytest.param([0, 1, 2, 3], [0, 1, 2, 3], id="all classes different"),
-        pytest.param([0, 0, 0, 0], [0, 0, 1, 1], id="duplicates"),
-        pytest.param([0], [4], id="one example"),
-    ],
-)
-def test_degenerate_batches_have_a_value_and_a_gradient(loss: nn.Module, rows: list[int], labels: list[int]) -> None:
+DEGENERATE = {
+    "one class only": ([0, 1, 2], [1, 1, 1]),
+    "all classes different": ([0, 1, 2, 3], [0, 1, 2, 3]),
+    "duplicates": ([0, 0, 0, 0], [0, 0, 1, 1]),
+    "duplicates of one class": ([0, 0, 0], [2, 2, 2]),
+    "one example": ([0], [4]),
+}
+
+
+@pytest.mark.parametrize("case", DEGENERATE)
+def test_degenerate_batches_have_a_value_and_a_gradient(loss: nn.Module, case: str) -> None:
+    rows, labels = DEGENERATE[case]
     embeddings = batch()[0][rows].requires_grad_()
-    value = loss(embeddings, torch.tensor(labels))
+    value = evaluate(loss, embeddings, torch.tensor(labels))
+    value.backward()
+    assert value.isfinite()
+    assert embeddings.grad is not None
+    assert embeddings.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", OVER_PAIRS)
+@pytest.mark.parametrize("case", ["one class only", "all classes different", "one example"])
+def test_where_there_is_nothing_to_compare_the_value_is_zero(name: str, case: str) -> None:
+    rows, labels = DEGENERATE[case]
+    options = {"l2": 0.0} if name == "n-pairs" else {}  # its other term is about each pair alone
+    embeddings = batch()[0][rows].requires_grad_()
+    value = build_loss(name, NUM_CLASSES, DIM, **options)(embeddings, torch.tensor(labels))
+    value.backward()
+    assert value.item() == pytest.approx(0, abs=1e-12)
+    assert embeddings.grad is not None
+    assert embeddings.grad.abs().max().item() == pytest.approx(0, abs=1e-12)
+
+
+def test_zero_vectors_have_a_value_and_a_gradient(loss: nn.Module) -> None:
+    embeddings, labels = batch()
+    embeddings[[0, 5, 7]] = 0
+    value = evaluate(loss, embeddings.requires_grad_(), labels)
     value.backward()
     assert value.isfinite()
     assert embeddings.grad is not None
@@ -72,16 +129,39 @@ def test_degenerate_batches_have_a_value_and_a_gradient(loss: nn.Module, rows: l
 def test_training_lowers_the_loss(loss: nn.Module) -> None:
     embeddings, labels = batch()
     embeddings.requires_grad_()
-    before = loss(embeddings, labels).item()
+    before = evaluate(loss, embeddings, labels).item()
     optimizer = torch.optim.Adam([embeddings, *loss.parameters()], lr=0.03)
     for _ in range(100):
         optimizer.zero_grad()
-        loss(embeddings, labels).backward()
+        evaluate(loss, embeddings, labels).backward()
         optimizer.step()
-    assert loss(embeddings, labels).item() < before - 0.3
+    assert evaluate(loss, embeddings, labels).item() < before - 0.3 * abs(before)
 
 
 def test_float32_is_close_to_float64(loss: nn.Module) -> None:
     embeddings, labels = batch()
-    single = copy.deepcopy(loss).float()(embeddings.float(), labels)
-    torch.testing.assert_close(single.double(), loss(embeddings, labels), rtol=1e-4, atol=1e-4)
+    single = evaluate(copy.deepcopy(loss).float(), embeddings.float(), labels)
+    torch.testing.assert_close(single.double(), evaluate(loss, embeddings, labels), rtol=1e-4, atol=1e-4)
+
+
+def test_autocast_computes_in_float32(loss: nn.Module) -> None:
+    embeddings, labels = batch(dtype=torch.float32)
+    loss = loss.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        value = evaluate(loss, embeddings, labels)
+    torch.testing.assert_close(value, evaluate(loss, embeddings, labels))
+
+
+def test_batches_it_wants(name: str, loss: nn.Module) -> None:
+    wanted = {"n-pairs": 2, "semi-hard": 4, "lifted": 4, "clustering": 4, "margin": 5, "hdc": 10, "htl": 4}
+    assert getattr(loss, "per_class", None) == wanted.get(name)
+
+
+def test_it_is_documented_with_its_settings(name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+    sections = [section for section in page.split("\n## ") if f"`{name}`" in section.partition("\n")[0]]
+    assert len(sections) == 1
+    if "paper.md" not in sections[0]:  # the losses of the paper itself have a page of their own
+        options = inspect.signature(LOSSES[name]).parameters.keys() - {"num_classes", "embedding_size", "validate"}
+        missing = [option for option in options if f"`{option}" not in sections[0]]
+        assert not missing

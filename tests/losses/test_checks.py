@@ -43,25 +43,25 @@ def test_settings(option: str, value: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("embeddings", "labels", "message"),
     [
-        (torch.randn(2, 5), torch.tensor([0, 1]), "embeddings have shape (2, 5), expected (batch, 4)"),
-        (torch.randn(4), torch.tensor([0]), "embeddings have shape (4,), expected (batch, 4)"),
-        (torch.ones(2, 4, dtype=torch.int64), torch.tensor([0, 1]), "embeddings are torch.int64"),
-        (torch.randn(0, 4), torch.empty(0, dtype=torch.int64), "the batch is empty"),
-        (torch.randn(2, 4), torch.tensor([0.0, 1.0]), "labels are torch.float32, expected integers"),
-        (torch.randn(2, 4), torch.tensor([True, False]), "labels are torch.bool, expected integers"),
-        (torch.randn(2, 4), torch.tensor([[0], [1]]), "labels have shape (2, 1), expected (2,)"),
-        (torch.randn(2, 4), torch.tensor([0, 3]), "label 3 is out of range"),
-        (torch.randn(2, 4), torch.tensor([0, 3]), "num_classes=3, so labels go from 0 to 2"),
-        (torch.randn(2, 4), torch.tensor([-1, 2]), "label -1 is out of range"),
-        (torch.tensor([[1.0] * 4, [float("nan")] * 4]), torch.tensor([0, 1]), "in 1 of 2 rows (first: row 1)"),
-        (torch.tensor([[float("-inf")] * 4] * 2), torch.tensor([0, 1]), "in 2 of 2 rows (first: row 0)"),
-        (torch.full((2, 4), 3e38), torch.tensor([0, 1]), "overflowing numbers in 2 of 2 rows"),
+        (torch.randn(2, 5), torch.tensor([0, 1]), "embeddings have shape (2, 5), expected (batch, 6)"),
+        (torch.randn(6), torch.tensor([0]), "embeddings have shape (6,), expected (batch, 6)"),
+        (torch.ones(2, 6, dtype=torch.int64), torch.tensor([0, 1]), "embeddings are torch.int64"),
+        (torch.randn(0, 6), torch.empty(0, dtype=torch.int64), "the batch is empty"),
+        (torch.randn(2, 6), torch.tensor([0.0, 1.0]), "labels are torch.float32, expected integers"),
+        (torch.randn(2, 6), torch.tensor([True, False]), "labels are torch.bool, expected integers"),
+        (torch.randn(2, 6), torch.tensor([[0], [1]]), "labels have shape (2, 1), expected (2,)"),
+        (torch.randn(2, 6), torch.tensor([0, 3]), "label 3 is out of range"),
+        (torch.randn(2, 6), torch.tensor([0, 3]), "num_classes=3, so labels go from 0 to 2"),
+        (torch.randn(2, 6), torch.tensor([-1, 2]), "label -1 is out of range"),
+        (torch.tensor([[1.0] * 6, [float("nan")] * 6]), torch.tensor([0, 1]), "in 1 of 2 rows (first: row 1)"),
+        (torch.tensor([[float("-inf")] * 6] * 2), torch.tensor([0, 1]), "in 2 of 2 rows (first: row 0)"),
+        (torch.full((2, 6), 3e38), torch.tensor([0, 1]), "overflowing numbers in 2 of 2 rows"),
     ],
 )
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_batches(name: str, embeddings: Tensor, labels: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        build_loss(name, 3, 4)(embeddings, labels)
+        build_loss(name, 3, 6)(embeddings, labels)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
@@ -78,7 +78,7 @@ def test_values_are_not_looked_at_when_told_not_to() -> None:
 
 
 def test_losses_by_name() -> None:
-    with pytest.raises(ValueError, match="unknown loss 'triplet'; choose from hard-triple, softmax"):
+    with pytest.raises(ValueError, match="unknown loss 'triplet'; choose from clustering, hard-triple, hdc"):
         build_loss("triplet", 3, 4)
     with pytest.raises(ValueError, match="softmax-norm has no option gamma; it has scale, validate"):
         build_loss("softmax-norm", 3, 4, gamma=0.1)

@@ -70,3 +70,12 @@ def checked_labels(labels: Tensor, batch: int, num_classes: int | None = None) -
                 f"the loss was made with num_classes={num_classes}, so labels go from 0 to {num_classes - 1}"
             )
     return labels
+
+
+def checked_batch(
+    embeddings: Tensor, labels: Tensor, num_classes: int, embedding_size: int, look_at_values: bool
+) -> tuple[Tensor, Tensor]:
+    """Both as the two functions above give them, for a loss without centres that embeddings would have to fit."""
+    no_centers = torch.empty(0, embedding_size)
+    embeddings = checked_embeddings(embeddings, no_centers, look_at_values=look_at_values)
+    return embeddings, checked_labels(labels, len(embeddings), num_classes if look_at_values else None)
