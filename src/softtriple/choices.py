@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,10 +12,11 @@ from jaxtyping import Int64
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, Split
 from softtriple.feeds import Reading, pixel_feed
-from softtriple.losses import LOSSES
+from softtriple.losses import LOSSES, HDCLoss
 from softtriple.models import BACKBONES, Encoder
 from softtriple.progress import Reporter, duration
 
+DIM = 64  # the smaller of the two that the paper compares
 MOST_CENTERS = 10  # the paper's K for classes of sixty images
 CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five images
 
@@ -30,6 +32,8 @@ def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
         reporter.note(f"backbone: {backbone}")
     pretrained = starts_from_weights(backbone)
     settings = [f"model.backbone={backbone}"]
+    if config.model.dim == "auto":
+        settings.append(f"model.dim={DIM - DIM % heads_of(config.loss.name)}")
     if config.data.augment == "auto":
         settings.append(f"data.augment={_augment(benchmark)}")
     if config.model.freeze_batch_norm == "auto":
@@ -57,6 +61,11 @@ def centers_for(class_sizes: Int64[np.ndarray, " classes"]) -> int:
         (10, 2, 1)
     """
     return int(np.clip(round(CENTERS_PER_ITEM * float(np.median(class_sizes))), 1, MOST_CENTERS))
+
+
+def heads_of(loss_name: str) -> Literal[1, 3]:
+    """At how many depths a loss taps the encoder."""
+    return 3 if LOSSES.get(loss_name) is HDCLoss else 1
 
 
 def has_centers(loss_name: str) -> bool:

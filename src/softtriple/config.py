@@ -36,7 +36,7 @@ class ModelConfig:
     """The encoder: a backbone, how it is pooled, and the width of the embedding."""
 
     backbone: str = "auto"
-    dim: int = 64
+    dim: int | Auto = "auto"  # 64; 63 for losses with three heads
     pooling: Literal["average", "average+max"] = "average"
     layer_norm: bool = False
     input_size: int | None = None  # pixels, for networks that take any

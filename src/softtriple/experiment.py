@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from softtriple.choices import choose_trainable, has_centers, resolve
+from softtriple.choices import choose_trainable, has_centers, heads_of, resolve
 from softtriple.config import Config, DataConfig
 from softtriple.data import (
     Benchmark,
@@ -122,7 +122,8 @@ def build_encoder(config: Config, benchmark: Benchmark, class_names: tuple[str, 
     items, model = benchmark.train.items, config.model
     described = EncoderConfig(
         backbone=model.backbone,
-        dim=model.dim,
+        dim=None if model.dim == "auto" else model.dim,
+        heads=heads_of(config.loss.name),
         pooling=model.pooling,
         layer_norm=model.layer_norm,
         weights=model.weights,
@@ -267,6 +268,7 @@ def _build_loss(config: Config, num_classes: int) -> nn.Module:
     options = dict(config.loss.options)
     if has_centers(config.loss.name):
         options.setdefault("centers_per_class", config.loss.centers_per_class)
+    assert config.model.dim != "auto"
     return build_loss(config.loss.name, num_classes, config.model.dim, **options)
 
 

@@ -19,6 +19,7 @@ from softtriple.data.images import decode_image as decode_image
 from softtriple.data.readable import find_unreadable as find_unreadable
 from softtriple.data.sampling import in_order as in_order
 from softtriple.data.sampling import m_per_class as m_per_class
+from softtriple.data.sampling import rows_of_classes as rows_of_classes
 from softtriple.data.sampling import shuffled as shuffled
 from softtriple.data.sources import load_benchmark as load_benchmark
 from softtriple.data.storage import cache_directory as cache_directory

@@ -1,6 +1,7 @@
 """Which rows make a batch. An epoch is a function of (seed, epoch): a resumed run sees the same batches."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -35,17 +36,26 @@ def m_per_class(labels: Labels, classes_per_batch: int, m: int, seed: int, epoch
         raise ValueError(f"classes_per_batch = {classes_per_batch} must lie between 1 and the {len(classes)} classes")
     if m < 1:
         raise ValueError(f"m = {m} rows of each class are too few: at least 1 is needed")
-    by_class = {label: np.flatnonzero(labels == label) for label in classes}
     generator = stream("m per class", seed, epoch)
-    groups_in_round = len(classes) // classes_per_batch
-    for batch in range(max(len(labels) // (classes_per_batch * m), 1)):
-        group = batch % groups_in_round
-        if group == 0:
-            order = generator.permutation(classes)
-        chosen = order[group * classes_per_batch : (group + 1) * classes_per_batch]
-        yield np.concatenate(
-            [generator.choice(by_class[label], m, replace=len(by_class[label]) < m) for label in chosen]
-        )
+    groups = _class_rounds(classes, classes_per_batch, generator)
+    count = max(len(labels) // (classes_per_batch * m), 1)
+    return rows_of_classes(labels, itertools.islice(groups, count), m, seed, epoch)
+
+
+def rows_of_classes(labels: Labels, groups: Iterable[Labels], m: int, seed: int, epoch: int) -> Iterator[Rows]:
+    """For each group of classes a batch of ``m`` rows of each; a class with fewer than ``m`` rows repeats some."""
+    by_class = {label: np.flatnonzero(labels == label) for label in np.unique(labels)}
+    generator = stream("rows of classes", seed, epoch)
+    for group in groups:
+        rows = [by_class[label] for label in group]
+        yield np.concatenate([generator.choice(found, m, replace=len(found) < m) for found in rows])
+
+
+def _class_rounds(classes: Labels, size: int, generator: np.random.Generator) -> Iterator[Labels]:
+    while True:
+        order = generator.permutation(classes)
+        for group in range(len(classes) // size):
+            yield order[group * size : (group + 1) * size]
 
 
 def _chunks(rows: Rows, batch_size: int) -> Iterator[Rows]:

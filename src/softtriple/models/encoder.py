@@ -34,6 +34,7 @@ class EncoderConfig:
     ``dim=None`` means no head: pooled features of unit length. ``pooling="average+max"`` adds the maximum over the
     map to its mean. ``layer_norm`` standardises pooled features before the head. ``pretrained`` starts from the
     backbone's published weights, where it has any; ``weights`` says where that file is, if not at its usual place.
+    ``heads=3`` taps the backbone at three depths; the three heads have equal parts of ``dim``, side by side.
     The remaining options belong to some backbones only, and ``None`` is the backbone's own default.
     """
 
@@ -41,6 +42,7 @@ class EncoderConfig:
     dim: int | None = 64
     pooling: Pooling = "average"
     layer_norm: bool = False
+    heads: Literal[1, 3] = 1
     pretrained: bool = True
     weights: str | None = None
     input_size: int | None = None
@@ -51,6 +53,8 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if self.dim is not None and self.dim < 1:
             raise ValueError(f"encoder: dim = {self.dim} is not positive")
+        if self.heads not in (1, 3) or (self.heads == 3 and (self.dim is None or self.dim % 3)):
+            raise ValueError(f"encoder: heads = {self.heads} must be 1, or 3 with a dim that is a multiple of 3")
         if self.pooling not in get_args(Pooling):
             raise ValueError(f"encoder: pooling = {self.pooling!r} is not {' or '.join(get_args(Pooling))}")
 
@@ -85,9 +89,13 @@ class Encoder(nn.Module):
         self.preprocess = self.backbone.preprocess
         if self.preprocess is None and config.pooling != "average":
             raise ValueError(f"{config.backbone} takes vectors: there is nothing to pool by {config.pooling}")
-        features = self.backbone.num_features
+        self._taps = self.backbone.taps if config.heads == 3 else (self.num_stages,)
+        self._widths = self._tapped_widths() if config.heads == 3 else [self.backbone.num_features]
+        features = sum(self._widths)
         self.layer_norm = nn.LayerNorm(features, elementwise_affine=False) if config.layer_norm else None
-        self.head = None if config.dim is None else nn.Linear(features, config.dim)
+        self.head: nn.Linear | TappedHeads | None = None
+        if config.dim is not None:
+            self.head = nn.Linear(features, config.dim) if config.heads == 1 else TappedHeads(self._widths, config.dim)
         self._frozen_stages = 0
         self._frozen_batch_norm: FrozenBatchNorm = "off"
 
@@ -120,7 +128,7 @@ class Encoder(nn.Module):
 
     def features(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
         """Pooled features of the backbone, before the layer norm and the head."""
-        return self._pool(self.backbone(inputs))
+        return self.features_from(inputs, 0)
 
     def project(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
         """Unit vectors of pooled features."""
@@ -139,14 +147,34 @@ class Encoder(nn.Module):
         return self.project(self.features_from(x, first))
 
     def features_from(self, x: Float[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch features"]:
-        """Pooled features from the output of the first ``first`` stages."""
-        return self._pool(self.backbone.run(x, first))
+        """Pooled features from the output of the first ``first`` stages, or from kept features themselves."""
+        if first == self.num_stages and x.ndim == 2 and x.shape[1] == sum(self._widths):
+            return x
+        if first > self._taps[0]:
+            raise ValueError(
+                f"the first of {len(self._taps)} heads taps the backbone after {self._taps[0]} stages, and {first} are"
+                " frozen and kept; train the head alone, all layers, or more of the last ones"
+            )
+        pooled = []
+        for tap in self._taps:
+            x, first = self.backbone.run(x, first, tap), tap
+            pooled.append(self._pool(x))
+        return torch.cat(pooled, dim=1) if len(pooled) > 1 else pooled[0]
 
     def _pool(self, x: Float[Tensor, "batch features ..."]) -> Float[Tensor, "batch features"]:
         if x.ndim == 2:
             return x
         average = x.mean(dim=(2, 3))
         return average + x.amax(dim=(2, 3)) if self.config.pooling == "average+max" else average
+
+    @torch.no_grad()
+    def _tapped_widths(self) -> list[int]:
+        if self.preprocess is None:
+            x = torch.zeros(1, self.config.in_features or 1)
+        else:
+            x = self.preprocess(torch.zeros(1, self.preprocess.size, self.preprocess.size, 3, dtype=torch.uint8))
+        self.backbone.eval()
+        return [self.backbone.run(x, 0, tap).shape[1] for tap in self._taps]
 
     # What learns.
 
@@ -186,8 +214,8 @@ class Encoder(nn.Module):
 
         A head that starts there keeps what the backbone's features tell apart, where a random one loses part.
         """
-        if self.head is None:
-            raise ValueError("an encoder without head (dim = none) has nothing to start from PCA")
+        if not isinstance(self.head, nn.Linear):
+            raise ValueError("only a single linear head starts from PCA: this encoder has none, or several")
         items, dim = len(features), self.head.out_features
         if dim > min(items - 1, features.shape[1]):
             raise ValueError(
@@ -276,6 +304,20 @@ class Encoder(nn.Module):
             raise ValueError(f"{folder / _WEIGHTS}: not a readable safetensors file ({error})") from error
         load_exactly(encoder, tensors, str(folder / _WEIGHTS))
         return encoder.eval()
+
+
+class TappedHeads(nn.Module):
+    """A linear head for each tapped depth, each to unit length, side by side."""
+
+    def __init__(self, widths: Sequence[int], dim: int) -> None:
+        super().__init__()
+        self.widths = list(widths)
+        self.linears = nn.ModuleList(nn.Linear(width, dim // len(widths)) for width in widths)
+
+    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """The unit vectors of the heads in one row."""
+        parts = features.split_with_sizes(self.widths, dim=1)
+        return torch.cat([F.normalize(f(part), dim=-1) for f, part in zip(self.linears, parts, strict=True)], dim=1)
 
 
 def _read_description(path: Path) -> tuple[EncoderConfig, Preprocess | None, tuple[str, ...]]:

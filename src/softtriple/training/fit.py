@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from softtriple.config import Config
-from softtriple.data import shuffled
-from softtriple.feeds import Feed
+from softtriple.feeds import Feed, embed_feed
 from softtriple.losses import SoftTripleLoss
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
+from softtriple.training.batching import LooksAhead, row_batches
 from softtriple.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from softtriple.training.interrupt import asked_to_stop
 from softtriple.training.loop import train_epoch
@@ -49,7 +49,9 @@ def fit(
         centers = ""
         while position.epoch < config.train.epochs:
             set_rates(optimizer, position.epoch, config.train)
-            rows = shuffled(len(feed), config.train.batch_size, config.train.seed, position.epoch)
+            if position.batch == 0 and isinstance(loss, LooksAhead):
+                loss.start_epoch(embed_feed(encoder, feed, device=device), torch.from_numpy(feed.labels))
+            rows = row_batches(loss, feed.labels, config.train, position.epoch)
             remaining = itertools.islice(rows, position.batch, None)
             start = saved = time.monotonic()
             seen_before, rate = position.items, 0.0
@@ -72,12 +74,13 @@ def fit(
                     update(done, total, told)
                     if not step.updated:
                         continue
-                    if stopping():
-                        keep()
-                        raise KeyboardInterrupt
-                    if time.monotonic() - saved > 60 * config.train.checkpoint_minutes:
+                    due = time.monotonic() - saved > 60 * config.train.checkpoint_minutes
+                    # What a loss saw at the start of an epoch is gone later: such runs resume at epochs only.
+                    if (due or stopping()) and not isinstance(loss, LooksAhead):
                         keep()
                         saved = time.monotonic()
+                    if stopping():
+                        raise KeyboardInterrupt
             entry = _epoch_entry(position, optimizer, loss, rate)
             if "distinct_centers" in entry:
                 centers = f", {entry['distinct_centers']:.1f} centres a class"
