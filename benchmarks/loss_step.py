@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from measuring import interleaved, machine, peak_bytes, resident_bytes, run_alone, save, table
+from measuring import interleaved, machine, peak_memory, reset_peak_memory, run_alone, save, table
 from pytorch_metric_learning import losses as peer
 from pytorch_metric_learning.regularizers import SparseCentersRegularizer
 from torch import Tensor
@@ -135,11 +135,11 @@ def times(shape: Shape, seconds: float) -> dict[str, float]:
 def memory(variant: str, shape: Shape) -> int:
     warm_up = ours((2, 4, 3, 2), tau=0.2)
     warm_up()
-    before = resident_bytes()
+    before = reset_peak_memory()
     step = VARIANTS[variant](shape)
     step()
     step()
-    return peak_bytes() - before
+    return peak_memory() - before
 
 
 def main() -> None:

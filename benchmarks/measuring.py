@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -31,20 +30,22 @@ def interleaved(functions: dict[str, Callable[[], object]], seconds: float, at_l
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def resident_bytes() -> int:
-    """Memory this process holds now."""
-    with Path("/proc/self/statm").open() as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def reset_peak_memory() -> int:
+    """Forget the most memory this process ever held (Linux), and return what it holds now, in bytes."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
 
 
-def peak_bytes() -> int:
-    """Most memory this process ever held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak_memory() -> int:
+    """The most memory this process held since the reset, in bytes."""
+    return _status("VmHWM")
 
 
 def run_alone(script: str, *arguments: str, threads: int | None = None) -> Any:
     """The JSON that ``script`` prints last when it runs in a process of its own."""
-    environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    environment = dict(os.environ)
+    if threads:
+        environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
     command = [sys.executable, script, *arguments]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if finished.returncode:
@@ -76,6 +77,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _status(field: str) -> int:
+    return next(int(line.split()[1]) * 1024 for line in _lines("/proc/self/status") if line.startswith(field))
 
 
 def _lines(path: str) -> list[str]:

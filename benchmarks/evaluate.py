@@ -1,0 +1,158 @@
+"""Evaluation against pytorch-metric-learning and a bare blocked matrix product: time, memory, equal values.
+
+Every variant runs in its own process, so that its peak memory is its own, and the variants take turns, so that a busy
+spell of the machine meets all of them. Writes results/evaluate.json and results/evaluate.md beside this file.
+
+    python benchmarks/evaluate.py [--sizes cub,cars,sop] [--threads 1,2] [--repeats 3]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from measuring import machine, peak_memory, reset_peak_memory, run_alone, save, table
+
+# Items, dimensions, classes, and how far items stray from their class: Recall@1 as trained models reach it.
+SIZES = {
+    "cub": (5_924, 64, 100, 1.2),
+    "cars": (8_131, 64, 98, 1.0),
+    "sop": (60_502, 512, 11_316, 1.15),
+}
+RECALL_AT = {"cub": (1, 2, 4, 8), "cars": (1, 2, 4, 8), "sop": (1, 10, 100, 1000)}
+VARIANTS = ("product", "recall", "pml precision@1", "report", "pml all")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--threads", default=",".join(map(str, sorted({1, os.cpu_count() or 1}))))
+    parser.add_argument("--repeats", type=int, default=3, help="rounds for cub and cars; sop takes one")
+    parser.add_argument("--run", nargs=2, metavar=("VARIANT", "SIZE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.run:
+        print(json.dumps(run(*options.run)))
+        return
+    rows = []
+    for size in options.sizes.split(","):
+        for threads in map(int, options.threads.split(",")):
+            rows.append(compare(size, threads, 1 if size == "sop" else options.repeats))
+            print(text([rows[-1]]), flush=True)
+    where = machine("torch", "faiss-cpu", "pytorch-metric-learning", "scikit-learn", "numpy")
+    save("evaluate", where, rows, text(rows))
+
+
+def compare(size: str, threads: int, repeats: int) -> dict[str, Any]:
+    """Medians of all variants at one size, taking turns."""
+    runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
+    for _ in range(repeats):
+        for variant in VARIANTS:
+            runs[variant].append(run_alone(__file__, "--run", variant, size, threads=threads))
+    result: dict[str, Any] = {"size": size, "threads": threads, "repeats": repeats, "variants": {}}
+    for variant, measured in runs.items():
+        result["variants"][variant] = {
+            "seconds": statistics.median(m["seconds"] for m in measured),
+            "megabytes": max(m["megabytes"] for m in measured),
+            "values": measured[-1]["values"],
+        }
+    variants = result["variants"]
+    ours, theirs = variants["report"]["values"], variants["pml all"]["values"]
+    result["largest_difference"] = max(
+        abs(ours[name] - theirs[name]) for name in ours.keys() & theirs.keys() - {"nmi", "ami"}
+    )
+    result["recall_speedup"] = variants["pml precision@1"]["seconds"] / variants["recall"]["seconds"]
+    result["report_speedup"] = variants["pml all"]["seconds"] / variants["report"]["seconds"]
+    return result
+
+
+def run(variant: str, size: str) -> dict[str, Any]:
+    """Measure one variant in this process."""
+    # Here and not above, so that the parent stays small and the thread settings of the environment hold.
+    import torch
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
+
+    from softtriple.evaluation import Embeddings, evaluate
+    from softtriple.metrics import first_hit_ranks
+
+    def product(vectors: Any, labels: Any) -> dict[str, float]:
+        out = torch.empty(2048, 2048)
+        for rows in vectors.split(2048):
+            for cols in vectors.split(2048):
+                torch.mm(rows, cols.T, out=out[: len(rows), : len(cols)])
+        return {}
+
+    def recall(vectors: Any, labels: Any) -> dict[str, float]:
+        ranks = first_hit_ranks(vectors, labels)
+        return {f"recall@{k}": (ranks <= k).double().mean().item() for k in RECALL_AT[size]}
+
+    def report(vectors: Any, labels: Any) -> dict[str, float]:
+        result = evaluate(Embeddings(vectors, labels), recall_at=RECALL_AT[size])
+        return {name: getattr(result, name) for name in ("precision_at_1", "r_precision", "map_at_r", "nmi", "ami")}
+
+    def pml(**options: Any) -> Callable[[Any, Any], dict[str, float]]:
+        names = {"mean_average_precision_at_r": "map_at_r", "NMI": "nmi", "AMI": "ami"}
+
+        def calculate(vectors: Any, labels: Any) -> dict[str, float]:
+            values = AccuracyCalculator(device=torch.device("cpu"), **options).get_accuracy(vectors, labels)
+            return {names.get(name, name): value for name, value in values.items()}
+
+        return calculate
+
+    functions = {
+        "product": product,
+        "recall": recall,
+        "pml precision@1": pml(include=("precision_at_1",), k=1),
+        "report": report,
+        "pml all": pml(k="max_bin_count"),
+    }
+    vectors, labels = sample(*SIZES[size])
+    function = functions[variant]
+    function(vectors[:400], labels[:400])  # libraries load and start their threads
+    before = reset_peak_memory()
+    start = time.perf_counter()
+    values = function(vectors, labels)
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "megabytes": (peak_memory() - before) / 1e6, "values": values}
+
+
+def sample(count: int, dim: int, num_classes: int, noise: float) -> tuple[Any, Any]:
+    """Unit vectors around class centres, with the decaying spectrum that trained embeddings have."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(num_classes).repeat(2)
+    more = torch.randint(num_classes, (count - len(labels),), generator=random)
+    labels = torch.cat([labels, more]).sort().values
+    spectrum = torch.arange(1, dim + 1).float() ** -0.5
+    centers = torch.randn(num_classes, dim, generator=random)
+    vectors = (centers[labels] + noise * torch.randn(count, dim, generator=random)) * spectrum
+    return torch.nn.functional.normalize(vectors, dim=1), labels
+
+
+def text(rows: list[dict[str, Any]]) -> str:
+    cells = []
+    for row in rows:
+        floor = row["variants"]["product"]["seconds"]
+        for variant, measured in row["variants"].items():
+            seconds, megabytes = measured["seconds"], measured["megabytes"]
+            numbers = [f"{seconds:.3f}", f"{seconds / floor:.2f}", f"{megabytes:.0f}"]
+            cells.append([row["size"], str(row["threads"]), variant, *numbers])
+    header = ["size", "threads", "variant", "seconds", "÷ product", "peak MB above the data"]
+    return "\n".join([table(header, cells), *map(summary, rows)])
+
+
+def summary(row: dict[str, Any]) -> str:
+    ours, theirs = row["variants"]["report"]["values"], row["variants"]["pml all"]["values"]
+    return (
+        f"\n{row['size']}, {row['threads']} threads: Recall@k {row['recall_speedup']:.2f} times as fast as "
+        f"PML's Precision@1, the report {row['report_speedup']:.2f} times as fast as PML's full set; largest "
+        f"difference {row['largest_difference']:.1e}. Precision@1 {ours['precision_at_1']:.3f}; "
+        f"NMI {ours['nmi']:.3f} (PML {theirs['nmi']:.3f}), AMI {ours['ami']:.3f} (PML {theirs['ami']:.3f})."
+    )
+
+
+if __name__ == "__main__":
+    main()
