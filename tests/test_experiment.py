@@ -18,8 +18,10 @@ from softtriple.config import Config, with_settings
 from softtriple.data import ImageArray, Split, View
 from softtriple.experiment import Outcome, train
 from softtriple.feeds import Reading, embed_feed, pixel_feed, trunk_feed
+from softtriple.losses import LOSSES
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
+from softtriple.training.batching import row_batches
 from softtriple.training.run import RunDir
 
 QUIET = Reporter(quiet=True)
@@ -221,6 +223,38 @@ def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> No
         run(vectors, tmp_path / "run", "loss.name=softmax-norm")
     with pytest.raises(ValueError, match="softtriple has no option alpha"):
         run(vectors, tmp_path / "other", "loss.options.alpha=3")
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted(LOSSES), "pml:MultiSimilarityLoss", "pml:TripletMarginLoss+TripletMarginMiner"]
+)
+def test_every_loss_trains_through_the_same_loop(vectors: str, tmp_path: Path, name: str) -> None:
+    small = ["train.epochs=2", "train.batch_size=16", "model.dim=9", "model.hidden=[12, 12, 12]"]
+    settings = [*small, f"loss.name={name}"]
+    outcome = train(with_settings(Config(dataset=vectors), settings), RunDir(tmp_path / "run"), QUIET)
+    assert len(outcome.run.read_log()) == 2
+    assert outcome.report.recall[1] > 0.5
+
+
+def test_a_loss_that_looks_ahead_resumes_at_epochs(vectors: str, tmp_path: Path) -> None:
+    """HTL builds its tree at the start of an epoch, from embeddings that are gone later."""
+    settings = ["loss.name=htl", "loss.centers_per_class=auto"]
+    whole = run(vectors, tmp_path / "whole", *settings, "train.epochs=4", "train.checkpoint_minutes=0")
+    broken = RunDir(tmp_path / "broken")
+    config = with_settings(Config(dataset=vectors), [*SMALL, *settings, "train.epochs=4", "train.checkpoint_minutes=0"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("softtriple.training.fit.row_batches", _stop_in_epoch_2)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, broken, QUIET)
+    resumed = train(config, broken, QUIET, resume=True)
+    assert torch.equal(whole.test.vectors, resumed.test.vectors)
+
+
+def _stop_in_epoch_2(loss: object, labels: object, config: object, epoch: int) -> object:
+    for number, rows in enumerate(row_batches(loss, labels, config, epoch)):
+        if epoch == 2 and number == 1:
+            raise KeyboardInterrupt
+        yield rows
 
 
 @pytest.mark.parametrize(("sizes", "k"), [([60] * 9, 10), ([5, 6, 5, 4], 2), ([1, 1], 1), ([12] * 3, 5)])

@@ -181,7 +181,7 @@ def test_pca_needs_enough_items() -> None:
 
 
 def test_pca_needs_a_head() -> None:
-    with pytest.raises(ValueError, match="without head"):
+    with pytest.raises(ValueError, match="only a single linear head starts from PCA"):
         small(dim=None).initialize_head_from_pca(torch.rand(20, 16))
 
 
@@ -283,3 +283,26 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     save_file(tensors, path)
     with pytest.raises(ValueError, match=r"model\.safetensors: .* do not fit .*\(missing: head\.bias\)"):
         Encoder.load(tmp_path)
+
+
+def test_three_heads_tap_three_depths(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    encoder = Encoder.from_backbone("conv-small", dim=12, heads=3).eval()
+    inputs = torch.randn(5, 1, 32, 32)
+    embedded = encoder(inputs)
+    torch.testing.assert_close(embedded.norm(dim=1), torch.ones(5))
+    parts = embedded.view(5, 3, 4)
+    torch.testing.assert_close(parts.norm(dim=-1), torch.full((5, 3), 3**-0.5))  # each head has its share
+    deepest = encoder.backbone(inputs).mean(dim=(2, 3))
+    assert torch.equal(encoder.features(inputs)[:, -deepest.shape[1] :], deepest)
+    torch.testing.assert_close(encoder.run_from(encoder.run_trunk(inputs, 1), 1), embedded)
+    torch.testing.assert_close(encoder.run_from(encoder.features(inputs), encoder.num_stages), embedded)
+    with pytest.raises(ValueError, match="the first of 3 heads taps the backbone after 2 stages, and 3 are"):
+        encoder.run_from(encoder.run_trunk(inputs, 3), 3)
+    encoder.save(tmp_path)
+    torch.testing.assert_close(Encoder.load(tmp_path)(inputs), embedded)
+
+
+def test_three_heads_divide_the_dimension() -> None:
+    with pytest.raises(ValueError, match="a dim that is a multiple of 3"):
+        Encoder.from_backbone("conv-small", dim=64, heads=3)
