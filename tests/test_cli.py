@@ -143,3 +143,14 @@ def test_info(softtriple) -> None:
     told = json.loads(answer.out)
     assert told["backbones"]["efficientnet-lite0"] == "ImageNet weights at hand"
     assert "torch" in told["versions"]
+
+
+@pytest.mark.slow
+def test_demo(softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("demo", "demo-2"):
+        answer = softtriple("demo")
+        assert answer.status == 0, answer.err
+        assert "SoftTriple, K = 10" in answer.out
+        page = (tmp_path / "runs" / folder / "report.html").read_text(encoding="utf-8")
+        assert "Retrieved examples" in page

@@ -1,5 +1,6 @@
 """The command line: one verb for each thing a person does. torch is imported inside the verbs, so --help is quick."""
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -117,16 +118,19 @@ def embed(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Where the two runs and the report go.", metavar="DIR")] = Path(
-        "runs/demo"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Where the runs and the report go; runs/demo, or the next free name.", metavar="DIR"
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train SoftTriple and the single-centre softmax on rendered characters, and show what several centres find."""
     from softtriple import demonstration
     from softtriple.progress import Reporter
 
-    results, page = demonstration.run(out, Reporter(), command=_command())
+    results, page = demonstration.run(out or _free(Path("runs/demo")), Reporter(), command=_command())
     if as_json:
         found = {name: json.loads(result.report.to_json()) for name, result in results.items()}
         print(json.dumps({**found, "page": str(page)}))  # noqa: T201
@@ -142,6 +146,12 @@ def info(as_json: AsJson = False) -> None:
 
     told = about.facts()
     print(json.dumps(told) if as_json else about.text(told))  # noqa: T201
+
+
+def _free(path: Path) -> Path:
+    """``path``, or ``path-2``, ``path-3`` and so on if it is taken: nothing is ever overwritten."""
+    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
+    return next(name for name in names if not name.exists())
 
 
 def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
