@@ -44,7 +44,7 @@ class ModelConfig:
     weights: str | None = None  # a file or address for networks whose weights are not at hand
     freeze_batch_norm: Literal["auto", "off", "statistics", "statistics+affine"] = "auto"
     trainable: str = "auto"  # "head", "last:N", "all"
-    head_init: Literal["random", "pca"] = "random"
+    head_init: Literal["auto", "random", "pca"] = "auto"  # auto: pca where published weights give features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,10 @@ class Config:
 
 # What the two published recipes say, so that a result can be attributed to one of them.
 PRESETS: dict[str, list[str]] = {
-    "paper": ["data.augment=crop"],
+    "paper": ["data.augment=crop", "model.head_init=random"],
     "official": [
         "data.augment=resized-crop",
+        "model.head_init=random",
         "train.adam_epsilon=0.01",
         "train.weight_decay=1e-4",
         "train.milestones=[19, 39]",

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from softtriple.choices import choose_trainable, has_centers, heads_of, resolve
+from softtriple.choices import choose_head_init, choose_trainable, has_centers, heads_of, resolve
 from softtriple.config import Config, DataConfig
 from softtriple.data import (
     Benchmark,
@@ -260,6 +260,7 @@ def _settle(
     elif config.model.trainable == "auto":
         reading = readers.reading(split, augmented=True)
         config = choose_trainable(config, encoder, split, reading, device, reporter)
+    config = choose_head_init(config, encoder, len(split))
     run.write_config(config)
     return config
 
