@@ -7,6 +7,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
+from jaxtyping import config
 from torch import Tensor
 
 from softtriple import SoftTripleLoss
@@ -254,3 +255,15 @@ def test_gradient_is_orthogonal_to_what_is_normalised() -> None:
     along = F.cosine_similarity(by_centers.flatten(0, 1), centers.flatten(0, 1), dim=-1)
     assert (by_embeddings * embeddings).sum(-1).abs().max() < 1e-12
     assert along.abs().max() < 1e-9
+
+
+def test_compiled_loss_is_the_readable_form() -> None:
+    embeddings, labels, centers = problem()
+    loss = SoftTripleLoss(*centers.shape[::2], centers.shape[1], validate=False).double()
+    config.update("jaxtyping_disable", True)  # the compiler cannot look into the annotation checks of the tests
+    try:
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(embeddings, labels), loss(embeddings, labels))
+    finally:
+        config.update("jaxtyping_disable", False)
