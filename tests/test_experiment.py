@@ -225,6 +225,19 @@ def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> No
         run(vectors, tmp_path / "other", "loss.options.alpha=3")
 
 
+def test_queries_search_a_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, labels = clusters()
+    even = np.arange(72) % 2 == 0
+    parts = {"train": labels < 3, "test": (labels >= 3) & even, "gallery": (labels >= 3) & ~even}
+    splits = {name: Split(Vectors(values[rows]), labels[rows]) for name, rows in parts.items()}
+    benchmark = Benchmark(name="shop", class_names=tuple("abcdef"), recall_at=(1, 10), **splits)
+    monkeypatch.setattr("softtriple.experiment.load_benchmark", lambda spec: benchmark)
+    outcome = run("shop", tmp_path / "run")
+    assert (outcome.report.num_queries, outcome.report.num_gallery) == (18, 18)
+    assert sorted(outcome.report.recall) == [1, 10]
+    assert outcome.report.recall[10] > 0.9
+
+
 @pytest.mark.parametrize(
     "name", [*sorted(LOSSES), "pml:MultiSimilarityLoss", "pml:TripletMarginLoss+TripletMarginMiner"]
 )
