@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from softtriple.choices import centers_for
 from softtriple.config import Config, with_settings
-from softtriple.data import ImageArray, Split, View
+from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
 from softtriple.experiment import Outcome, train
 from softtriple.feeds import Reading, embed_feed, pixel_feed, trunk_feed
 from softtriple.losses import LOSSES
