@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -17,15 +18,20 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved(functions: dict[str, Callable[[], object]], seconds: float, at_least: int = 3) -> dict[str, float]:
-    """Median seconds of each function, called in turn so that a busy neighbour disturbs all of them alike."""
+    """Median seconds of each function, called in turn so that a busy neighbour disturbs all of them alike.
+
+    The order is drawn anew in each round: what runs after a function with large matrices finds a cold cache.
+    """
     for function in functions.values():
         function()
     taken: dict[str, list[float]] = {name: [] for name in functions}
+    order, draw = list(functions), random.Random(0)
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or min(map(len, taken.values())) < at_least:
-        for name, function in functions.items():
+        draw.shuffle(order)
+        for name in order:
             start = time.perf_counter()
-            function()
+            functions[name]()
             taken[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in taken.items()}
 

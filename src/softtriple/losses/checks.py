@@ -45,9 +45,8 @@ def checked_embeddings(embeddings: Tensor, centers: Tensor, *, look_at_values: b
     if look_at_values:
         # A norm is finite only if every number is, and small enough to be normalised at all.
         norms = torch.linalg.vector_norm(embeddings.detach().to(compute), dim=-1)
-        finite = norms.isfinite()
-        if not finite.all():
-            rows = (~finite).nonzero().flatten().tolist()
+        if not math.isfinite(norms.amax().item()):
+            rows = (~norms.isfinite()).nonzero().flatten().tolist()
             raise ValueError(
                 f"embeddings hold NaN, infinite or overflowing numbers in {len(rows)} of {len(embeddings)} rows "
                 f"(first: row {rows[0]}); lower the learning rate or look at the encoder"

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
@@ -155,7 +156,7 @@ class _Summary(NamedTuple):
     tiles: list[_Tile]
     log_total: Float[Tensor, " batch"]
     inverse_norms: Float[Tensor, "classes k 1"]
-    mixing: Float[Tensor, "classes k k"] | None  # the regulariser's gradient is tau * mixing @ centers
+    mixing: Float[Tensor, "classes k k"] | None  # the regulariser's gradient is −tau * mixing @ centers
 
 
 def _forward(
@@ -224,8 +225,8 @@ def _backward(
             by_weights.addcmul_(along, weights, value=-1)
         else:
             both = mix * pull
-            both.diagonal(dim1=1, dim2=2).sub_(along[..., 0])
-            by_weights.baddbmm_(both, weights)
+            both.diagonal(dim1=1, dim2=2).add_(along[..., 0])
+            by_weights.baddbmm_(both, weights, alpha=-1)
     by_unit *= push
     by_embeddings = (by_unit - unit * (unit * by_unit).sum(-1, keepdim=True)) / summary.norms
     return by_embeddings, gradient
@@ -262,13 +263,14 @@ def _distances(
     inverse_norms.copy_(gram.diagonal(dim1=1, dim2=2).clamp_min(SMALLEST_NORM**2).rsqrt_()[..., None])
     outer = inverse_norms * inverse_norms.mT
     cosine = gram.mul_(outer)
-    squared = (2 + smoothing) - 2 * cosine
+    squared = torch.rsub(cosine, 2 + smoothing, alpha=2)
     squared.diagonal(dim1=1, dim2=2).zero_()
-    inverse_distance = squared.rsqrt().masked_fill_(squared <= coincident(squared.dtype), 0)
-    torch.mul(inverse_distance, outer.neg_(), out=mixing)
-    along = cosine.mul_(inverse_distance).sum(-1, keepdim=True).mul_(inverse_norms.square())
-    mixing.diagonal(dim1=1, dim2=2).copy_(along[..., 0])
-    return squared.mul_(inverse_distance).sum()
+    # An infinite distance in the place of one that rounding made: it pulls with no force.
+    inverse_distance = F.threshold(squared, coincident(squared.dtype), math.inf).rsqrt_()
+    torch.mul(inverse_distance, outer, out=mixing)
+    along = torch.linalg.vecdot(cosine, inverse_distance).mul_(inverse_norms[..., 0].square())
+    mixing.diagonal(dim1=1, dim2=2).copy_(along.neg_())
+    return torch.dot(squared.view(-1), inverse_distance.view(-1))
 
 
 def _differentiable_gradients(
@@ -285,6 +287,8 @@ def _tiles(labels: Tensor, centers: Tensor) -> tuple[int, list[_Tile]]:
     numbers = TILE_NUMBERS_CPU if centers.device.type == "cpu" else TILE_NUMBERS_GPU
     count = math.ceil(num_classes * k * max(len(labels), dim // 4) / numbers)
     size = math.ceil(num_classes / count)
+    if size == num_classes:
+        return size, [_Tile(labels[None], centers.new_ones(1, len(labels)))]
     own = labels - torch.arange(0, num_classes, size, device=labels.device)[:, None]
     inside = (own >= 0) & (own < size)
     own, has_own = own * inside, inside.to(centers.dtype)
