@@ -297,6 +297,8 @@ def _tiles(labels: Tensor, centers: Tensor) -> tuple[int, list[_Tile]]:
 
 def _in_tiles(size: int, first: Tensor, *others: Tensor | None) -> list[Iterable[Any]]:
     """Each tensor split into tiles of ``size`` classes; as many times None for one that is None."""
+    if size == len(first):
+        return [(first,), *((tensor,) for tensor in others)]
     tiles = torch.split(first, size)
     return [tiles, *(itertools.repeat(None, len(tiles)) if t is None else torch.split(t, size) for t in others)]
 
