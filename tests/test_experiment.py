@@ -190,6 +190,16 @@ def test_kept_outputs_of_a_frozen_trunk_are_those_of_the_network(tmp_path: Path)
     assert not torch.equal(drawn, other)
 
 
+def test_features_of_several_depths_are_kept_apart() -> None:
+    split = Split(ImageArray(np.zeros((3, 32, 32), dtype=np.uint8)), np.zeros(3, dtype=np.int64))
+    still = Reading(View(size=32, resize=32))
+    for heads in (1, 3):
+        torch.manual_seed(0)
+        encoder = Encoder.from_backbone("conv-small", dim=6, heads=heads)
+        feed = trunk_feed(encoder, split, still, frozen=encoder.num_stages, views=1)
+        assert embed_feed(encoder, feed).shape == (3, 6)
+
+
 def test_a_frozen_trunk_is_not_trained_and_its_kept_outputs_are_reused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Path
 ) -> None:

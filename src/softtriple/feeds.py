@@ -165,7 +165,8 @@ def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, view: View) -> Tensor:
 
 
 def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
-    kept = encoder.config.pooling if frozen == encoder.num_stages else "map"
+    pooled = encoder.config.pooling + (f" at {encoder.config.heads} depths" if encoder.config.heads > 1 else "")
+    kept = pooled if frozen == encoder.num_stages else "map"
     digest = hashlib.sha256(f"{VERSION} {encoder.config.backbone} {frozen} {kept} {reading}".encode())
     digest.update(repr(encoder.preprocess).encode())
     if reading.view is not None and reading.view.augment == "none":

@@ -87,8 +87,8 @@ def fit(
             if config.train.evaluate_every and (position.epoch + 1) % config.train.evaluate_every == 0:
                 entry |= check()
             position = Position(epoch=position.epoch + 1)
+            run.append_log(entry)  # before the checkpoint: a resumed run drops what it will write again, but adds nothing
             keep()
-            run.append_log(entry)
             if config.train.tensorboard:
                 _to_tensorboard(run, entry)
 
