@@ -140,6 +140,47 @@ def demo(
 
 
 @app.command()
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="table1 to table6, centers, recall-vs-k, retrieved, illustration or hidden-modes.", metavar="TARGET"
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Where runs, tables and figures go.", metavar="DIR")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="The data to run on; illustration brings its own.", metavar="DATA")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="How many runs of each row.", metavar="N")] = 1,
+    rows: Annotated[
+        str | None, typer.Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option("--protocol", help="full: as the paper; head: on kept features (default without a GPU)."),
+    ] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a table or figure of the paper, beside the published numbers; what is finished in DIR is not run again."""
+    from softtriple.papers.reproduce import reproduce as make
+    from softtriple.progress import Reporter
+
+    reporter = Reporter()
+    chosen = None if rows is None else [row.strip() for row in rows.split(",")]
+    try:
+        made = make(
+            target, data, out, seeds=seeds, rows=chosen, protocol=protocol, settings=settings or [], reporter=reporter
+        )
+    except KeyboardInterrupt:
+        reporter.note("stopped; the same command continues")
+        raise
+    files = [str(file) for file in made.files]
+    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")  # noqa: T201
+    reporter.note(f"\nwritten: {', '.join(files)}")
+
+
+@app.command()
 def info(as_json: AsJson = False) -> None:
     """Show versions, device, backbones and whether their weights are at hand, and what the cache holds."""
     from softtriple import about

@@ -4,26 +4,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch.nn.functional as F
-from jaxtyping import Int64, UInt8
-from PIL import Image
+from jaxtyping import Int64
 from torch import Tensor
 
-from softtriple.data import ImageArray, ImageFiles, Split, Texts, decode_image
-from softtriple.data.images import center_crop, resize_short_side
-from softtriple.data.randomness import stream
-from softtriple.evaluation import Embeddings
 from softtriple.experiment import Outcome
 from softtriple.feeds import embed_feed
 from softtriple.inference import still_feed
 from softtriple.losses import SoftTripleLoss
 from softtriple.losses.centers import MERGED, merge_groups
-from softtriple.report_page import CenterGroup, ClassCenters, Found, Method, Page, Retrieved, render_page
-from softtriple.search import nearest
+from softtriple.pictures import picture, retrieved
+from softtriple.report_page import CenterGroup, ClassCenters, Method, Page, render_page
 from softtriple.training.run import RunDir, write_whole
 
-Picture = UInt8[np.ndarray, "height width 3"] | str
-
-THUMBNAIL = 96
 NUM_QUERIES = 8
 NUM_NEIGHBORS = 4
 NUM_CLASSES = 6
@@ -62,34 +54,9 @@ def _method(name: str, outcome: Outcome) -> Method:
         report=outcome.report,
         losses=tuple(entry["loss"] for entry in epochs),
         distinct_centers=tuple(distinct),
-        retrieved=_retrieved(outcome.test, outcome.benchmark.test),
+        retrieved=retrieved(outcome.test, outcome.benchmark.test, num_queries=NUM_QUERIES, num_neighbors=NUM_NEIGHBORS),
         classes=_classes(outcome, loss) if isinstance(loss, SoftTripleLoss) and loss.centers.shape[1] > 1 else (),
     )
-
-
-def _retrieved(found: Embeddings, split: Split) -> tuple[Retrieved, ...]:
-    """A few test items, drawn at random but the same for every method, with their nearest neighbours."""
-    rows = np.sort(stream("queries to show", 0).permutation(len(split))[:NUM_QUERIES])
-    queries = found.vectors[rows]
-    neighbors = nearest(queries, found.vectors, NUM_NEIGHBORS + 1)
-    shown = []
-    for query, candidates, scores in zip(
-        rows.tolist(), neighbors.rows.tolist(), neighbors.scores.tolist(), strict=True
-    ):
-        others = [(row, score) for row, score in zip(candidates, scores, strict=True) if row != query][:NUM_NEIGHBORS]
-        shown.append(
-            Retrieved(
-                picture=_picture(split, query),
-                class_name=_name(found, query),
-                found=tuple(
-                    Found(
-                        _picture(split, row), _name(found, row), score, bool(found.labels[row] == found.labels[query])
-                    )
-                    for row, score in others
-                ),
-            )
-        )
-    return tuple(shown)
 
 
 def _classes(outcome: Outcome, loss: SoftTripleLoss) -> tuple[ClassCenters, ...]:
@@ -114,23 +81,6 @@ def _groups(
     groups = []
     for leader in np.unique(nearest_group):
         members = np.flatnonzero(nearest_group == leader)
-        pictures = tuple(_picture(items, row) for row in members[:PICTURES_PER_CENTER].tolist())
+        pictures = tuple(picture(items, row) for row in members[:PICTURES_PER_CENTER].tolist())
         groups.append(CenterGroup(len(members), pictures))
     return tuple(sorted(groups, key=lambda group: -group.count))
-
-
-def _picture(split: Split, row: int) -> Picture:
-    match split.items:
-        case ImageFiles(paths):
-            image = center_crop(resize_short_side(decode_image(paths[row]), THUMBNAIL), THUMBNAIL)
-            return np.asarray(image)
-        case ImageArray(pixels):
-            return np.asarray(Image.fromarray(pixels[row]).convert("RGB"))
-        case Texts(values):
-            return values[row]
-        case _:
-            return f"row {row}"
-
-
-def _name(found: Embeddings, row: int) -> str:
-    return found.class_name(int(found.labels[row]))

@@ -87,7 +87,7 @@ def fit(
             if config.train.evaluate_every and (position.epoch + 1) % config.train.evaluate_every == 0:
                 entry |= check()
             position = Position(epoch=position.epoch + 1)
-            run.append_log(entry)  # before the checkpoint: a resumed run drops what it will write again, but adds nothing
+            run.append_log(entry)  # before the checkpoint: a resumed run drops entries that it will write again
             keep()
             if config.train.tensorboard:
                 _to_tensorboard(run, entry)

@@ -1,0 +1,118 @@
+"""How each row of the tables is trained: the settings that the paper states, and protocols that change some of them.
+
+Every method has the budget that the paper gives its own: the optimiser, batches of 32, 50 epochs. What a loss itself
+has to set stays at its defaults, which are those of its paper. ``configs/`` holds each row as a file, written by
+
+    python -m softtriple.papers.recipes configs
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from softtriple.config import Config, with_settings
+from softtriple.papers.published import PublishedRow, PublishedTable, read_published
+
+_BUDGET: dict[str, Any] = {
+    "data.augment": "crop",
+    "model.backbone": "bn-inception",
+    "model.trainable": "all",
+    "model.freeze_batch_norm": "statistics",
+    "model.head_init": "random",
+    "train.epochs": 50,
+    "train.batch_size": 32,
+    "train.lr": 1e-4,
+    "train.center_lr": 1e-2,
+    "train.milestones": [20, 40],
+}
+_SOFTTRIPLE: dict[str, Any] = {
+    "loss.centers_per_class": 10,
+    "loss.options.scale": 20.0,  # from the authors' code: the paper prints no λ
+    "loss.options.gamma": 0.1,
+    "loss.options.margin": 0.01,
+    "loss.options.tau": 0.2,
+}
+# Stanford Online Products: batch norm learns, centres learn faster, and about five images make a class.
+_SOP_BUDGET: dict[str, Any] = {"model.freeze_batch_norm": "off", "train.center_lr": 0.1}
+_SOP_SOFTTRIPLE: dict[str, Any] = {"loss.centers_per_class": 2, "loss.options.tau": 0.0}
+
+# What a protocol changes of the paper's settings: "full" nothing; "head" is what a laptop can run, because the outputs
+# of a frozen backbone are computed once and kept.
+PROTOCOLS: dict[str, list[str]] = {
+    "head": ["model.backbone=efficientnet-lite0", "model.trainable=head", "model.head_init=auto"],
+    "full": [],
+}
+# Data that are no photographs have no published weights to start from: all that follows from weights is chosen anew.
+FROM_SCRATCH = [
+    f"{name}=auto"
+    for name in ("model.backbone", "model.trainable", "model.freeze_batch_norm", "data.augment", "train.lr")
+]
+
+
+def recipe(table: PublishedTable, row: PublishedRow) -> Config:
+    """The configuration of a row, as the paper trains it."""
+    settings = [f"{name}={json.dumps(value)}" for name, value in _settings(table, row).items()]
+    return with_settings(Config(), settings)
+
+
+def softtriple_recipe() -> Config:
+    """SoftTriple of Table 1, which the figures of the paper vary."""
+    table = read_published()["table1"]
+    return recipe(table, next(row for row in table.rows if row.loss == "softtriple"))
+
+
+def config_file(table: PublishedTable, row: PublishedRow) -> str:
+    """The text of a row's file in ``configs/``: command, time and published numbers, then the configuration."""
+    data, number = table.data, table.name.removeprefix("table")
+    options = f"--rows {row.loss} --protocol head"
+    printed = ", ".join(
+        f"{column} {'-' if value is None else value}" for column, value in zip(table.columns, row.values, strict=True)
+    )
+    head = [
+        f"{row.method} on {data.title}, {row.dim} dimensions.",
+        f"published, Table {number}: {printed}{f' ({row.note})' if row.note else ''}",
+        "",
+        f"softtriple train {data.usual} --config configs/{data.name}/{row.name}.toml --out runs/{data.name}_{row.name}",
+        "    with the paper's settings for its own method; needs weights of bn-inception; hours on a GPU, not measured",
+        f"softtriple reproduce {table.name} --data {data.usual} {options} --out runs/{data.name}",
+        "    the head alone on kept features of efficientnet-lite0, not the published network; minutes, not measured",
+    ]
+    lines = [f"# {line}".rstrip() for line in head]
+    groups: dict[str, list[str]] = {}
+    for name, value in _settings(table, row).items():
+        group, _, key = name.rpartition(".")
+        groups.setdefault(group, []).append(f"{key} = {json.dumps(value)}")
+    for group, settings in groups.items():
+        lines += ["", f"[{group}]", *settings] if group else settings
+    return "\n".join(lines) + "\n"
+
+
+def config_files() -> dict[str, str]:
+    """The text of every file in ``configs/``, by its path there."""
+    return {
+        f"{table.data.name}/{row.name}.toml": config_file(table, row)
+        for table in read_published().values()
+        for row in table.rows
+    }
+
+
+def _settings(table: PublishedTable, row: PublishedRow) -> Mapping[str, Any]:
+    sop, ours = table.data.name == "sop", row.loss == "softtriple"
+    return {
+        "dataset": table.data.usual,
+        **_BUDGET,
+        **(_SOP_BUDGET if sop else {}),
+        "model.dim": row.dim,
+        "loss.name": row.loss,
+        **(_SOFTTRIPLE if ours else {}),
+        **(_SOP_SOFTTRIPLE if sop and ours else {}),
+    }
+
+
+if __name__ == "__main__":
+    for path, text in config_files().items():
+        file = Path(sys.argv[1]) / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")

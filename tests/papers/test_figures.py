@@ -1,0 +1,86 @@
+"""Figures, read back from their files."""
+
+from io import BytesIO
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+
+from softtriple.papers.figures import (
+    COLORS,
+    WRONG,
+    Circle,
+    draw_centers,
+    draw_circles,
+    draw_curves,
+    draw_retrieved,
+    png,
+    svg,
+)
+from softtriple.papers.sheets import Number
+from softtriple.report_page import Found, Retrieved
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def query(picture, *same: bool) -> Retrieved:
+    return Retrieved(picture, "a", tuple(Found(picture, "b", 0.5, right) for right in same))
+
+
+def figures():
+    square = np.zeros((8, 8, 3), dtype=np.uint8)
+    angles = np.linspace(0, 6, 12)
+    points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    curve = {1: Number(0.5, 0.01), 5: Number(0.6, interval=(0.55, 0.66))}
+    return {
+        "centers": draw_centers({"with": [3.0, 1.0, 2.5], "without": [20.0, 20.0, 20.0]}, 20),
+        "curves": draw_curves({"R@1": {"with": curve, "without": curve}}, xlabel="K", caption="bars"),
+        "four": draw_curves({f"m{i}": {"with": curve} for i in range(4)}, xlabel="K"),
+        "pictures": draw_retrieved({"one": [query(square, True, False)], "two": [query(square, True, True)]}),
+        "texts": draw_retrieved({"one": [query("row 3", True, False)]}),
+        "circles": draw_circles([Circle("c", points, np.arange(12) % 3, points[:6].reshape(3, 2, 2))]),
+    }
+
+
+def words(content: bytes) -> set[str]:
+    return {"".join(element.itertext()).strip() for element in ElementTree.fromstring(content).iter(f"{SVG}text")}
+
+
+@pytest.mark.parametrize("name", figures())
+def test_files_are_svg_and_png(name: str) -> None:
+    figure = figures()[name]
+    content = svg(figure)
+    assert ElementTree.fromstring(content).tag == f"{SVG}svg"
+    assert content == svg(figures()[name])  # the same figure twice is the same file
+    with Image.open(BytesIO(png(figure))) as image:
+        assert image.format == "PNG"
+        assert min(image.size) > 200 or name == "texts"
+
+
+def test_what_axes_and_panels_say() -> None:
+    drawn = figures()
+    assert {"with", "without", "distinct centres", "mean 2.2", "mean 20.0"} <= words(svg(drawn["centers"]))
+    assert {"with", "without", "K", "1", "5", "R@1, per cent", "bars"} <= words(svg(drawn["curves"]))
+    assert {"query", "one", "two"} <= words(svg(drawn["pictures"]))
+    assert "row 3" in words(svg(drawn["texts"]))
+
+
+def test_only_wrong_neighbours_have_a_box_and_a_cross() -> None:
+    content = svg(figures()["pictures"]).decode()
+    assert content.lower().count(f"stroke: {WRONG.lower()}") == 1
+    assert sum("".join(e.itertext()) == "×" for e in ElementTree.fromstring(content).iter(f"{SVG}text")) == 1
+
+
+def test_two_lines_differ_in_colour_and_dashes() -> None:
+    shown = [line for line in figures()["curves"].axes[0].get_lines() if line.get_linestyle() != "None"]
+    assert [line.get_color() for line in shown] == list(COLORS[:2])
+    assert len({line.get_linestyle() for line in shown}) == 2
+    assert list(shown[0].get_ydata()) == pytest.approx([50, 60])
+
+
+def test_settings_of_matplotlib_stay_as_they_were() -> None:
+    before = dict(matplotlib.rcParams.copy())
+    figures()
+    assert all(matplotlib.rcParams[name] == value for name, value in before.items() if name != "backend")

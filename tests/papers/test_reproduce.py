@@ -1,0 +1,239 @@
+"""Targets from end to end, on data that stand in for those of the paper."""
+
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.html_tree import parse, text
+
+from softtriple import experiment
+from softtriple.cli import main
+from softtriple.papers import hidden_modes, illustration, neighbors, runs
+from softtriple.papers.reproduce import TARGETS, reproduce
+from softtriple.progress import Reporter
+
+QUIET = Reporter(quiet=True)
+TINY = ["train.epochs=1", "train.batch_size=128", "model.dim=9"]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The runs that are trained, as they come."""
+    names: list[str] = []
+
+    def train(config, run, reporter, *, resume=False):
+        names.append("/".join(run.path.parts[-2:]))
+        return experiment.train(config, run, reporter, resume=resume)
+
+    for module in (runs, hidden_modes, illustration, neighbors):
+        monkeypatch.setattr(module, "train", train)
+    return names
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> str:
+    random = np.random.default_rng(0)
+    for label in range(4):
+        folder = tmp_path / "photographs" / str(label)
+        folder.mkdir(parents=True)
+        for item in range(3):
+            Image.fromarray(random.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(folder / f"{item}.png")
+    return str(tmp_path / "photographs")
+
+
+def make(target: str, data: str | None, out: Path, *settings: str, **options):
+    return reproduce(target, data, out, settings=[*TINY, *settings], reporter=QUIET, **options)
+
+
+def test_a_table_and_its_files(tmp_path: Path, trained: list[str]) -> None:
+    made = make("table2", "digits", tmp_path, seeds=2)
+    rows = ["hdc_384", "margin_128", "htl_512", "softmax-norm_512", "softtriple_512"]
+    assert trained == [f"{row}/seed-{seed}" for row in rows for seed in (0, 1)]
+    assert list(made.numbers) == rows
+    assert [file.name for file in made.files] == ["table2.md", "table2.html"]
+
+    reports = [json.loads((tmp_path / f"htl_512/seed-{seed}/report.json").read_text()) for seed in (0, 1)]
+    recalls = [report["recall"]["1"] for report in reports]
+    ours = made.numbers["htl_512"]["ours"]["R@1"]
+    assert ours["mean"] == pytest.approx(np.mean(recalls))
+    assert ours["spread"] == pytest.approx(np.std(recalls, ddof=1))
+    assert made.numbers["htl_512"]["published"]["R@1"] == 57.1
+
+    shown = f"{100 * np.mean(recalls):.1f}"
+    difference = f"{float(shown) - 57.1:+.1f}".replace("-", "−")
+    page = text(parse(made.files[1].read_text()))
+    for content in (made.text, made.files[0].read_text(), page):
+        assert shown in content
+        assert difference in content
+        assert "± of 2 seeds" in content
+        for fact in (
+            "linear",
+            "trained from scratch",
+            "all layers",
+            "epochs: 1",
+            "bn-inception",
+            "data: digits, not cub",
+        ):
+            assert fact in content
+    assert "ResNet50" in made.text
+
+
+def test_finished_rows_are_read_and_unfinished_ones_continued(tmp_path: Path, trained: list[str]) -> None:
+    first = make("table1", "digits", tmp_path, rows=["softtriple", "proxy-nca"])
+    assert trained == ["proxy-nca_64/seed-0", "softtriple_64/seed-0"]
+    log = tmp_path / "softtriple_64/seed-0/log.jsonl"
+    epochs = log.read_text()
+    (tmp_path / "softtriple_64/seed-0/report.json").unlink()
+    again = make("table1", "digits", tmp_path, rows=["softtriple_64", "proxy-nca_64"])
+    assert trained[2:] == ["softtriple_64/seed-0"]
+    assert log.read_text() == epochs  # the epoch was not trained again
+    assert again.numbers == first.numbers
+    assert again.text == first.text
+    # Rows that were not chosen show their published numbers alone.
+    assert again.text.count("published ") == 7
+    assert again.text.count("ours ") == 2
+    assert "95 % interval" in again.text
+
+
+def test_a_finished_row_with_other_settings_is_not_passed_off(tmp_path: Path, trained: list[str]) -> None:
+    make("table5", "digits", tmp_path, rows=["softtriple"])
+    with pytest.raises(ValueError, match=r"softtriple_64/seed-0: the run there has train.epochs = 1, not 2"):
+        make("table5", "digits", tmp_path, "train.epochs=2", rows=["softtriple"])
+    assert len(trained) == 1
+    assert "epochs: 1" not in (tmp_path / "table5.md").read_text()  # the head is not that of a run left out
+
+
+def test_columns_that_the_data_do_not_have_are_empty(tmp_path: Path) -> None:
+    ours = make("table5", "digits", tmp_path, rows=["softmax-norm"]).numbers["softmax-norm_64"]["ours"]
+    assert ours["R@1"] is not None
+    assert ours["R@100"] is None  # digits are measured at 1, 2, 4 and 8
+
+
+def test_one_row_fails_and_the_table_comes_out(tmp_path: Path) -> None:
+    made = make("table2", "digits", tmp_path, "model.dim=8", rows=["hdc", "softmax-norm"])
+    assert made.numbers["hdc_384"]["ours"]["R@1"] is None
+    assert "multiple of 3" in made.numbers["hdc_384"]["lacking"]
+    assert made.numbers["softmax-norm_512"]["ours"]["R@1"]["mean"] > 0.5
+    assert "hdc_384: " in made.text
+
+
+def test_missing_weights_are_said_and_asked_for_once(
+    photographs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(url, *arguments, **options):
+        asked.append(url)
+        raise OSError("no network")
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    with pytest.raises(ValueError, match=r"nothing could be run: .*bn_inception.*--set model.weights=FILE"):
+        make("table1", photographs, tmp_path, protocol="full", rows=["softmax-norm", "softtriple"])
+    assert len(asked) == 1
+    table = (tmp_path / "table1.md").read_text()
+    assert "60.1" in table
+    assert "--protocol head" in table
+
+
+def test_missing_data_are_said_with_where_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no such file.*to be had from https://cvgl"):
+        make("table6", f"sop:{tmp_path}", tmp_path)
+    assert "78.3" in (tmp_path / "table6.html").read_text()
+
+
+def test_protocols_decide_what_is_trained(photographs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs = {}
+
+    def train(config, run, reporter, *, resume=False):
+        configs[run.path.parts[-3]] = config
+        raise ValueError("seen enough")
+
+    monkeypatch.setattr(runs, "train", train)
+    for name, protocol in (("head", "head"), ("full", "full"), ("cpu", None)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        with pytest.raises(ValueError, match="seen enough"):
+            make("table1", photographs, tmp_path / name, rows=["softtriple"], protocol=protocol)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="seen enough"):
+        make("table1", photographs, tmp_path / "gpu", rows=["softtriple"])
+    found = {name: (config.model.backbone, config.model.trainable) for name, config in configs.items()}
+    head, full = ("efficientnet-lite0", "head"), ("bn-inception", "all")
+    assert found == {"head": head, "full": full, "cpu": head, "gpu": full}
+
+
+@pytest.mark.parametrize("target", ["centers", "recall-vs-k", "retrieved"])
+def test_figures_of_the_paper(target: str, tmp_path: Path, trained: list[str]) -> None:
+    made = make(target, "digits", tmp_path)
+    expected = {"centers": 2, "recall-vs-k": 9, "retrieved": 2}  # one centre is not run twice
+    assert len(trained) == expected[target]
+    assert [file.name for file in made.files] == [f"{target}.{kind}" for kind in ("md", "html", "svg", "png")]
+    assert ElementTree.parse(made.files[2]).getroot().tag.endswith("svg")
+    with Image.open(made.files[3]) as image:
+        image.verify()
+    parse(made.files[1].read_text())
+
+
+def test_distinct_centers_are_those_of_the_runs(tmp_path: Path) -> None:
+    numbers = make("centers", "digits", tmp_path, seeds=2).numbers
+    assert set(numbers) == {"k20", "k20_no-regularizer"}
+    for counts in numbers.values():
+        assert len(counts) == 5  # classes of digits that are trained on
+        assert all(1 <= count <= 20 for count in counts)
+
+
+def test_illustration_shows_what_one_centre_cannot_do(tmp_path: Path) -> None:
+    made = reproduce("illustration", None, tmp_path, reporter=QUIET)
+    accuracy = {name: found["accuracy"] for name, found in made.numbers.items()}
+    assert accuracy["softmax-norm"] < 0.7
+    assert accuracy["softtriple"] > 0.95
+    assert (tmp_path / "illustration.svg").stat().st_size < 300_000
+
+
+@pytest.mark.parametrize(
+    ("target", "data", "options", "sentence"),
+    [
+        ("table7", "digits", {}, "unknown target 'table7'; choose from table1"),
+        ("table1", None, {}, "table1 needs --data"),
+        ("illustration", "digits", {}, "illustration draws its own data"),
+        ("retrieved", "digits", {"seeds": 2}, "--seeds 2: retrieved takes 1"),
+        ("table1", "digits", {"seeds": 0}, "--seeds 0"),
+        ("table1", "digits", {"rows": ["triplet"]}, "--rows triplet: there is no such row"),
+        ("table1", "digits", {"protocol": "head"}, "digits holds no photographs"),
+        ("table1", "digits", {"settings": ["train.epoch=1"]}, "there is no 'train.epoch'"),
+        ("table1", "digits", {"settings": ["loss.name=softmax"]}, "table1 compares runs that differ in it"),
+        ("recall-vs-k", "digits", {"settings": ["loss.options.tau=1.0"]}, "recall-vs-k compares runs"),
+        ("table1", "digits", {"settings": ["train.seed=3"]}, "--seeds gives the number"),
+        ("hidden-modes", "digits", {}, "digits has no fine labels"),
+    ],
+)
+def test_what_a_user_got_wrong(target: str, data: str | None, options: dict, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        reproduce(target, data, tmp_path, reporter=QUIET, **options)
+
+
+def test_an_unknown_protocol(photographs: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown protocol 'tail'; choose from head, full"):
+        make("table1", photographs, tmp_path, protocol="tail")
+
+
+def test_the_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = [part for setting in TINY for part in ("--set", setting)]
+    command = ["reproduce", "table3", "--data", "digits", "--out", str(tmp_path), "--rows", "softmax-norm, softtriple"]
+    monkeypatch.setattr(sys, "argv", ["softtriple", *command, *settings, "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    told = json.loads(capsys.readouterr().out)
+    assert list(told["table3"]) == ["softmax-norm_64", "softtriple_64"]
+    assert told["files"] == [str(tmp_path / "table3.md"), str(tmp_path / "table3.html")]
+
+
+def test_every_target_of_the_command_line_is_there() -> None:
+    tables = [f"table{number}" for number in range(1, 7)]
+    assert list(TARGETS) == [*tables, "centers", "recall-vs-k", "retrieved", "illustration", "hidden-modes"]

@@ -1,0 +1,75 @@
+"""Numbers, and sheets in their three forms."""
+
+import statistics
+
+import pytest
+from tests.html_tree import parse, text
+
+from softtriple.papers.sheets import (
+    Block,
+    Line,
+    Number,
+    Sheet,
+    number,
+    to_html,
+    to_markdown,
+    to_text,
+    uncertainty_label,
+)
+
+SHEET = Sheet(
+    title="A <title> of_it",
+    facts=(("Backbone", "one & only"), ("Data", "<script>alert(1)</script>")),
+    columns=("R@1", "NMI"),
+    blocks=(
+        Block("Npairs*", (Line("published", ("51.0", "–")), Line("ours", ("49.25", "60.0"), strong=True))),
+        Block("SoftTriple", (Line("published", ("60.1", "66.2")),)),
+    ),
+    notes=("a note | with a bar",),
+)
+
+
+def test_number_of_several_seeds_has_a_spread() -> None:
+    found = number([0.5, 0.6, None, 0.61], interval=(0.4, 0.7))
+    assert found == Number(statistics.mean([0.5, 0.6, 0.61]), statistics.stdev([0.5, 0.6, 0.61]), None, 3)
+    assert found.percent == "57.0"
+    assert found.uncertainty == "6.1"
+    assert found.reach == (found.spread, found.spread)
+    assert uncertainty_label([None, found]) == "± of 3 seeds"
+
+
+def test_number_of_one_seed_has_an_interval() -> None:
+    found = number([0.5], interval=(0.45, 0.56))
+    assert found.uncertainty == "45.0–56.0"
+    assert found.reach == pytest.approx((0.05, 0.06))
+    assert uncertainty_label([found]) == "95 % interval"
+    assert number([0.5]).uncertainty == "–"
+    assert number([None]) is None
+
+
+def test_text_lines_up() -> None:
+    lines = to_text(SHEET).splitlines()
+    table = lines[lines.index("", 2) + 1 : -2]
+    ends = {line.index(cell) + len(cell) for line, cell in zip(table, ("R@1", "51.0", "49.25", "60.1"), strict=True)}
+    assert len(ends) == 1
+    assert "Backbone  one & only" in lines
+
+
+def test_markdown_has_as_many_cells_in_every_row() -> None:
+    lines = to_markdown(SHEET, ["figure.svg"]).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert {row.count("|") for row in rows} == {5}
+    assert "| Npairs\\* | published | 51.0 | – |" in rows
+    assert "|  | ours | **49.25** | **60.0** |" in rows
+    assert "a note \\| with a bar" in lines
+    assert lines[-1].endswith("(figure.svg)")
+
+
+def test_html_is_well_formed_and_text_stays_text() -> None:
+    page = to_html(SHEET, [b"<svg/>"])
+    tree = parse(page)
+    assert "<script>" not in page
+    assert [text(cell) for cell in tree.iter("td")][2:] == ["51.0", "–", "49.25", "60.0", "60.1", "66.2"]
+    assert [text(cell) for cell in tree.iter("strong")] == ["49.25", "60.0"]
+    assert tree.find(".//th[@rowspan]").get("rowspan") == "2"
+    assert tree.find(".//img").get("src").startswith("data:image/svg+xml;base64,")
