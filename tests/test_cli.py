@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from softtriple.cli import main
 
@@ -71,6 +72,21 @@ def test_train_evaluate_embed(softtriple, vectors: Path, tmp_path: Path) -> None
     assert from_file.status == 0, from_file.err
     assert "Recall@1" in from_file.out
     assert "60 queries of 6 classes" in from_file.out
+
+
+def test_embed_reads_a_table_with_its_own_columns(softtriple, tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).integers(0, 255, (8, 36, 36, 3), dtype=np.uint8)
+    for row, picture in enumerate(pictures):
+        Image.fromarray(picture).save(tmp_path / f"{row}.png")
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["file,kind", *(f"{row}.png,{row % 4}" for row in range(8))]))
+    columns = ("--set", "data.path=file", "--set", "data.label=kind")
+    out = tmp_path / "run"
+    trained = softtriple("train", table, "--out", out, "--backbone", "conv-small", "--epochs", 1, *columns)
+    assert trained.status == 0, trained.err
+    embedded = softtriple("embed", out, table, "--out", tmp_path / "embedded.npz", *columns)
+    assert embedded.status == 0, embedded.err
+    assert "8 embeddings" in embedded.err
 
 
 def test_a_finished_run_resumes_to_its_report(softtriple, vectors: Path, tmp_path: Path) -> None:

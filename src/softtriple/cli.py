@@ -106,13 +106,15 @@ def embed(
     run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
     data: Data,
     out: Annotated[Path, typer.Option("--out", help=".npz or .parquet to write.", metavar="FILE")],
+    settings: Settings = None,
 ) -> None:
     """Write the embedding, class and path of every item of DATA to FILE."""
     from softtriple import inference
     from softtriple.progress import Reporter
 
+    chosen = with_settings(Config(dataset=data), settings or [])
     reporter = Reporter()
-    count = inference.embed_data(run, data, out, reporter)
+    count = inference.embed_data(run, chosen, out, reporter)
     reporter.note(f"{count} embeddings in {out}")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from softtriple.config import Config
 from softtriple.data import (
     ImageFiles,
     Split,
@@ -43,12 +44,12 @@ def evaluate_file(path: Path) -> Report:
     return evaluate(Embeddings(vectors, labels, class_names=found.class_names or ()))
 
 
-def embed_data(path: Path, data: str, out: Path, reporter: Reporter) -> int:
-    """Write the embeddings of all items of ``data`` by the encoder of the run ``path``; returns how many."""
+def embed_data(path: Path, data: Config, out: Path, reporter: Reporter) -> int:
+    """Write the embeddings of all items that ``data`` names, by the encoder of the run ``path``; returns how many."""
     if out.suffix not in (".npz", ".parquet"):
         raise ValueError(f"{out}: embeddings are written as .npz or .parquet")
     encoder = Encoder.load(path)
-    benchmark = load_benchmark(data)
+    benchmark = load_data(data, reporter)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     encoder.to(device)
     splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
