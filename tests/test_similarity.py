@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from softtriple.similarity import error_bound, exact_pairs, tile_side, tiles
+from softtriple.similarity import coarse_error_bound, error_bound, exact_pairs, tile_side, tiles
 
 
 def unit(count, dim, seed=0):
@@ -36,6 +36,20 @@ def test_error_bound_holds(dim, scale):
     exact = items.double() @ items.double().T
     error = float(((items @ items.T).double() - exact).abs().max())
     assert error <= error_bound(items, items) <= 1e-4 * scale**2
+
+
+@pytest.mark.parametrize("dim", [2, 64, 1000])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_coarse_tiles_compare_to_rounded_thresholds_as_the_bound_says(dim, scale):
+    items = unit(200, dim) * scale
+    exact = (items.double() @ items.double().T).fill_diagonal_(-torch.inf)
+    bound = coarse_error_bound(items, items)
+    assert bound < 0.01 * scale**2
+    for threshold in torch.linspace(-scale, scale, 21).double() * scale:
+        surely, perhaps = ((threshold + sign * bound).bfloat16().float() for sign in (1, -1))
+        for rows, cols, values in tiles(items, None, 1 << 20, coarse=True):
+            assert (exact[rows, cols][values > surely] > threshold).all()
+            assert (exact[rows, cols][values < perhaps] < threshold).all()
 
 
 @pytest.mark.parametrize("budget", [1, 96 * 49, 1 << 30])

@@ -1,5 +1,7 @@
 """Ranks by counting against ranks by sorting, and against `nearest`."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softtriple import similarity
+from softtriple.metrics import ranks
 from softtriple.metrics.ranks import first_hit_ranks
 from softtriple.search import nearest
 
@@ -35,9 +38,14 @@ def tile(request, monkeypatch):
     monkeypatch.setattr(similarity, "TILE", request.param)
 
 
+@pytest.fixture(params=[False, True], ids=["float32", "bfloat16"])
+def coarse(request, monkeypatch):
+    monkeypatch.setattr(ranks, "coarse_pays", lambda queries, gallery: request.param)
+
+
 @settings(deadline=None, max_examples=200)
-@given(st.data())
-def test_integer_vectors_with_ties(data):
+@given(st.data(), st.booleans())
+def test_integer_vectors_with_ties(data, coarse):
     dim = data.draw(st.integers(1, 3))
     item = st.tuples(st.lists(st.integers(-2, 2), min_size=dim, max_size=dim), st.integers(-1, 3))
     sets = []
@@ -45,14 +53,15 @@ def test_integer_vectors_with_ties(data):
         vectors, labels = zip(*data.draw(st.lists(item, min_size=1, max_size=14)), strict=True)
         sets.append((torch.tensor(vectors, dtype=torch.float32), torch.tensor(labels)))
     (queries, labels), (gallery, gallery_labels) = sets
-    assert first_hit_ranks(queries, labels).equal(by_the_book(queries, labels))
-    found = first_hit_ranks(queries, labels, gallery=gallery, gallery_labels=gallery_labels)
+    with mock.patch.object(ranks, "coarse_pays", return_value=coarse):
+        assert first_hit_ranks(queries, labels).equal(by_the_book(queries, labels))
+        found = first_hit_ranks(queries, labels, gallery=gallery, gallery_labels=gallery_labels)
     assert found.equal(by_the_book(queries, labels, gallery, gallery_labels))
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize(("dim", "distinct"), [(3, 9), (67, 9), (67, 500), (5, 1)])
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("tile", "coarse")
 def test_copies_of_a_vector_tie_wherever_they_stand(seed, dim, distinct):
     items, labels = crowded(70, dim, distinct, 6, seed)
     queries, query_labels = crowded(25, dim, distinct, 8, seed + 50)
@@ -61,7 +70,7 @@ def test_copies_of_a_vector_tie_wherever_they_stand(seed, dim, distinct):
     assert found.equal(by_the_book(queries, query_labels, items, labels))
 
 
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("tile", "coarse")
 def test_nearly_equal_vectors_are_ranked_as_in_float64():
     random = np.random.default_rng(1)
     items = torch.from_numpy(random.normal(size=256) + 3e-4 * random.normal(size=(200, 256))).float()

@@ -12,7 +12,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from softtriple.similarity import ENTRY_BYTES, Tile, error_bound, exact_pairs, full_float32, tile_side, tiles
+from softtriple.similarity import (
+    ENTRY_BYTES,
+    Tile,
+    coarse_error_bound,
+    coarse_pays,
+    error_bound,
+    exact_pairs,
+    full_float32,
+    tile_side,
+    tiles,
+)
 
 # The rank of a query that has no positive.
 NO_POSITIVE = 0
@@ -42,8 +52,9 @@ def first_hit_ranks(
         raise ValueError("gallery and gallery_labels: pass both or neither")
     queries = ByClass.sort(embeddings, labels)
     items = None if gallery is None or gallery_labels is None else ByClass.sort(gallery, gallery_labels)
-    first_hit = FirstHit(queries, items, memory_budget)
-    for tile in tiles(queries.vectors, None if items is None else items.vectors, memory_budget):
+    coarse = coarse_pays(queries.vectors, (items or queries).vectors)
+    first_hit = FirstHit(queries, items, memory_budget, coarse=coarse)
+    for tile in tiles(queries.vectors, None if items is None else items.vectors, memory_budget, coarse=coarse):
         first_hit.update(tile)
     return queries.unsort(first_hit.ranks())
 
@@ -71,17 +82,20 @@ class ByClass(NamedTuple):
 class FirstHit:
     """Counts the items before each query's best positive; a reader of `softtriple.similarity.tiles`."""
 
-    def __init__(self, queries: ByClass, gallery: ByClass | None, memory_budget: int) -> None:
+    def __init__(self, queries: ByClass, gallery: ByClass | None, memory_budget: int, *, coarse: bool = False) -> None:
         self.queries = queries
         self.gallery = queries if gallery is None else gallery
         self.memory_budget = memory_budget
-        self.bound = error_bound(queries.vectors, self.gallery.vectors)
-        self.best, self.best_row = _best_positives(queries, gallery, self.bound, memory_budget)
-        # Above `surely`, float32 proves an item to be before the positive; below `perhaps`, to be behind it.
+        pair = queries.vectors, self.gallery.vectors
+        self.best, self.best_row = _best_positives(queries, gallery, error_bound(*pair), memory_budget)
+        # Above `surely`, a tile proves an item to be before the positive; below `perhaps`, to be behind it.
         # Without a positive there is nothing to count.
-        threshold = self.best.where(self.best_row >= 0, torch.inf)
-        self.surely = (threshold + self.bound).float()[:, None]
-        self.perhaps = (threshold - self.bound).float()[:, None]
+        threshold = self.best.where(self.best_row >= 0, torch.inf)[:, None]
+        bound, precision = (
+            (coarse_error_bound(*pair), torch.bfloat16) if coarse else (error_bound(*pair), torch.float32)
+        )
+        self.surely = (threshold + bound).to(precision).float()
+        self.perhaps = (threshold - bound).to(precision).float()
         self.before = torch.zeros_like(queries.rows)
         side = tile_side(memory_budget)
         self.flags = queries.vectors.new_empty(min(side, len(queries.rows)) * min(side, len(self.gallery.rows)))
