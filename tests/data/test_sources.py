@@ -1,5 +1,6 @@
 import re
 
+import numpy as np
 import pytest
 from tests.data import miniatures
 
@@ -42,10 +43,11 @@ def test_none_counts_as_not_given():
     assert load_benchmark("digits", split=None, seed=None).name == "digits"
 
 
-def test_digits_are_five_and_five():
+def test_digits_are_half_and_half():
     digits = load_benchmark("digits")
-    assert set(digits.train.labels) == {0, 1, 2, 3, 4}
-    assert digits.train.items.values.shape == (901, 64)
+    assert set(digits.train.labels) == set(digits.test.labels) == set(range(10))
+    assert len(digits.train) + len(digits.test) == 1797
+    assert np.abs(np.bincount(digits.train.labels) - np.bincount(digits.test.labels)).max() <= 1
     assert digits.train.items.values.max() == 1.0
 
 
