@@ -17,9 +17,9 @@ def study(tmp_path: Path, **more) -> Study:
 
 def test_every_row_is_looked_at_once_a_seed(tmp_path: Path) -> None:
     def look(config, run, reporter):
-        return run.path.relative_to(tmp_path).as_posix(), config.train.seed, config.train.epochs
+        return run.path.relative_to(tmp_path).as_posix(), config.train.seed, config.train.views
 
-    found = measure(study(tmp_path, seeds=2, protocol=("train.epochs=4",), settings=("train.epochs=7",)), ROWS, look)
+    found = measure(study(tmp_path, seeds=2, protocol="head", settings=("train.views=7",)), ROWS, look)
     assert found["b_64"] == Measured((("b_64/seed-0", 0, 7), ("b_64/seed-1", 1, 7)))
     assert list(found) == list(ROWS)
 

@@ -16,7 +16,7 @@ from softtriple.papers.hidden_modes import make_hidden_modes
 from softtriple.papers.illustration import make_illustration, write_toy_set
 from softtriple.papers.neighbors import make_retrieved
 from softtriple.papers.published import read_published
-from softtriple.papers.recipes import FROM_SCRATCH, PROTOCOLS
+from softtriple.papers.recipes import PROTOCOLS
 from softtriple.papers.results import Result, write_result
 from softtriple.papers.runs import Study
 from softtriple.papers.sheets import to_text
@@ -118,19 +118,21 @@ def _study(
         lacking = f"{error}{f' (to be had from {source})' if source else ''}"
     if not photographs and protocol is not None:
         raise ValueError(f"--protocol {protocol}: {data} holds no photographs, so that its encoder starts from scratch")
-    if protocol is None:
+    if protocol not in (None, *PROTOCOLS) or protocol == "scratch":
+        raise ValueError(f"unknown protocol {protocol!r}; choose from head, full")
+    if not photographs:
+        protocol = "scratch"
+    elif protocol is None:
         protocol = "full" if torch.cuda.is_available() else "head"
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     advice = "; --set model.weights=FILE gives one, --protocol head needs none" if protocol == "full" else ""
     return Study(
         data=data,
         out=out,
         reporter=reporter,
         seeds=seeds,
-        protocol=tuple(PROTOCOLS[protocol] if photographs else FROM_SCRATCH),
+        protocol=protocol,
         settings=settings,
         notes=notes,
         lacking=lacking,
-        advice=advice if photographs else "",
+        advice=advice,
     )
