@@ -1,0 +1,139 @@
+"""A whole store at a glance: which classes are found and which are confused, a map, and what falls to each centre.
+
+Everything here is computed from a `Snapshot`, the vectors of a store read into memory once.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from softtriple.data.randomness import stream
+from softtriple.losses.centers import MERGED, merge_groups
+from softtriple.search import Item, Store, nearest
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The items of a store, or an even sample of them, with unit vectors; ``labels`` number ``class_names``."""
+
+    items: tuple[Item, ...]
+    vectors: Tensor  # (items, dim), float32
+    labels: Tensor  # (items,), integers
+    class_names: tuple[str, ...]
+    total: int  # how many items the store has
+
+    def rows_of(self, class_name: str) -> Int[Tensor, " rows"]:
+        """The rows of the items of a class."""
+        return (self.labels == self.class_names.index(class_name)).nonzero()[:, 0]
+
+
+def take_snapshot(store: Store, most: int) -> Snapshot:
+    """Read ``store``; of more than ``most`` items every second, third and so on."""
+    total = store.count()
+    step = max(1, -(-total // most))
+    items: list[Item] = []
+    parts, start = [torch.empty(0, store.dim)], 0
+    for batch, vectors in store.scan():
+        chosen = range(-start % step, len(batch), step)
+        items += [batch[row] for row in chosen]
+        parts.append(torch.from_numpy(np.asarray(vectors, dtype=np.float32)[chosen.start :: step]))
+        start += len(batch)
+    # Not by the store's labels: data indexed in several goes may number the same classes differently.
+    class_names = tuple(sorted({item.class_name for item in items}))
+    number = {name: number for number, name in enumerate(class_names)}
+    labels = torch.tensor([number[item.class_name] for item in items], dtype=torch.int64)
+    return Snapshot(tuple(items), F.normalize(torch.cat(parts), dim=1), labels, class_names, total)
+
+
+def mixed_order(snapshot: Snapshot) -> list[int]:
+    """The rows in an order that is random but always the same, so that the first few show many classes."""
+    return [int(row) for row in stream("gallery", 0).permutation(len(snapshot.items))]
+
+
+class ClassScore(NamedTuple):
+    """How well the items of a class find each other."""
+
+    name: str
+    items: int
+    recall: float | None  # share of items whose nearest other item is of the class; None for a lone item
+    confused: tuple[tuple[str, int], ...]  # other classes of nearest items and how often, most frequent first
+
+
+def class_scores(snapshot: Snapshot) -> list[ClassScore]:
+    """The score of each class, worst first: exact, every item searched among all the others."""
+    if len(snapshot.items) < 2:
+        return [ClassScore(item.class_name, 1, None, ()) for item in snapshot.items]
+    found = nearest(snapshot.vectors, snapshot.vectors, 1, exclude_self=True).rows[:, 0]
+    pairs = Counter(zip(snapshot.labels.tolist(), snapshot.labels[found].tolist(), strict=True))
+    sizes = Counter(snapshot.labels.tolist())
+    confused: dict[int, list[tuple[str, int]]] = {label: [] for label in sizes}
+    for (label, other), count in pairs.most_common():
+        if other != label:
+            confused[label].append((snapshot.class_names[other], count))
+    scores = [
+        ClassScore(
+            name,
+            sizes[label],
+            pairs[label, label] / sizes[label] if sizes[label] > 1 else None,
+            tuple(confused[label]),
+        )
+        for label, name in enumerate(snapshot.class_names)
+    ]
+    return sorted(scores, key=lambda score: (score.recall is None, score.recall, score.name))
+
+
+class Projection(NamedTuple):
+    """Items in the plane."""
+
+    rows: Int[np.ndarray, " points"]  # of the snapshot
+    points: Float[np.ndarray, "points 2"]
+    explained: float  # share of the variance that the plane shows
+
+
+def project(snapshot: Snapshot, most: int) -> Projection:
+    """The two principal directions of all vectors, and at most ``most`` items drawn on them."""
+    rows = np.sort(np.array(mixed_order(snapshot)[:most], dtype=np.int64))
+    centered = snapshot.vectors.double()
+    if len(centered) == 0:
+        return Projection(rows, np.empty((0, 2)), 0.0)
+    centered = centered - centered.mean(dim=0)
+    variances, directions = torch.linalg.eigh(centered.T @ centered)
+    plane = F.pad(directions[:, -2:].flip(1), (0, max(0, 2 - directions.shape[1])))
+    # Eigenvectors have no sign of their own: that of their largest number is made positive, and the map stays as it is.
+    plane = plane * plane.gather(0, plane.abs().argmax(dim=0, keepdim=True)).sign()
+    total = float(variances.clamp(min=0).sum())
+    explained = float(variances.clamp(min=0)[-2:].sum()) / total if total else 0.0
+    return Projection(rows, (centered[rows] @ plane).numpy(), explained)
+
+
+class CenterGroup(NamedTuple):
+    """A distinct centre: how many trained ones merged into it, and the items that it is nearest to, closest first."""
+
+    merged: int
+    rows: list[int]
+
+
+def center_groups(
+    vectors: Float[Tensor, "items dim"], centers: Float[Tensor, "k dim"], rows: Sequence[int]
+) -> list[CenterGroup]:
+    """The distinct centres of one class with the items of the class that fall to each, largest group first.
+
+    ``rows`` are the names that the items get in the result.
+    """
+    unit = F.normalize(centers, dim=-1)
+    leaders = merge_groups(unit[None], MERGED)[0]
+    best, nearest_center = (vectors @ unit.T).max(dim=1)
+    owner = leaders[nearest_center]
+    groups = []
+    for leader in sorted(set(leaders.tolist())):
+        members = (owner == leader).nonzero()[:, 0]
+        order = members[best[members].argsort(descending=True, stable=True)]
+        groups.append(CenterGroup(int((leaders == leader).sum()), [rows[item] for item in order.tolist()]))
+    return sorted(groups, key=lambda group: (-len(group.rows), -group.merged))

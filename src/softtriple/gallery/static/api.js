@@ -1,0 +1,109 @@
+// The JSON interface: one way to ask, which knows about tokens, busy servers and sentences that say what is wrong.
+
+import { h, nameOf } from "./dom.js";
+
+const TRIES = 30;
+const KEY = "softtriple-token";
+const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+
+let asking = null;
+
+export function get(path, parameters = {}, signal = undefined) {
+  return call(address(path, parameters), { signal });
+}
+
+export function sendPicture(file, parameters = {}, signal = undefined) {
+  const type = file.type || "application/octet-stream";
+  return call(address("search/image", parameters), { signal, method: "POST", body: file, headers: { "Content-Type": type } });
+}
+
+// The picture of an item, or what stands for it: its text, or its name.
+export function picture(item, { size = "small", alt = "" } = {}) {
+  if (item.text !== null) return h("span", { class: "text" }, item.text);
+  if (!item.has_picture) return h("span", { class: "text name" }, nameOf(item));
+  const image = h("img", { alt, decoding: "async" });
+  const missing = () => image.replaceWith(h("span", { class: "text name" }, "no picture: ", nameOf(item)));
+  image.addEventListener("error", missing);
+  sharpen(image);
+  const source = address("thumbnail", { id: item.id, size });
+  if (sessionStorage.getItem(KEY) === null) {
+    image.loading = "lazy";
+    image.src = source;
+  } else {
+    whenVisible(image, () => load(image, source).catch(missing));
+  }
+  return image;
+}
+
+// Small drawings are shown with their pixels, not blurred.
+export function sharpen(image) {
+  image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth <= 64));
+}
+
+// An img element cannot send a token: with one, the picture is fetched and shown from memory.
+async function load(image, source) {
+  const response = await request(source, {});
+  if (!response.ok) throw new Error(response.statusText);
+  const url = URL.createObjectURL(await response.blob());
+  image.addEventListener("load", () => URL.revokeObjectURL(url), { once: true });
+  image.src = url;
+}
+
+function whenVisible(element, action) {
+  const observer = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    observer.disconnect();
+    action();
+  }, { rootMargin: "200px" });
+  observer.observe(element);
+}
+
+function address(path, parameters) {
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== "");
+  return `/api/${path}?${new URLSearchParams(given)}`;
+}
+
+async function call(url, options) {
+  const response = await request(url, options);
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(answer.error || `the server answered ${response.status}`);
+  return answer;
+}
+
+async function request(url, options) {
+  let wrong = false;
+  for (let tried = 1; ; tried += 1) {
+    const token = sessionStorage.getItem(KEY);
+    const headers = { ...options.headers, ...(token === null ? {} : { Authorization: `Bearer ${token}` }) };
+    const response = await fetch(url, { ...options, headers }).catch((error) => {
+      if (error.name === "AbortError") throw error;
+      throw new Error("the server does not answer: is it still running?");
+    });
+    if (response.status === 401) {
+      // Another request may have been given the right token in the meantime.
+      if (sessionStorage.getItem(KEY) === token) await askForToken(wrong || token !== null);
+      wrong = true;
+    } else if (response.status === 429 && tried < TRIES) {
+      await pause(Number(response.headers.get("Retry-After")) || 2);
+    } else {
+      return response;
+    }
+  }
+}
+
+function askForToken(wrong) {
+  asking ??= new Promise((resolve) => {
+    const dialog = document.getElementById("token");
+    dialog.querySelector(".error").textContent = wrong ? "This token was not accepted." : "";
+    const input = dialog.querySelector("input");
+    input.value = "";
+    // Closed without a token, it is asked for again.
+    dialog.addEventListener("close", () => {
+      sessionStorage.setItem(KEY, input.value.trim().replace(/[^ -~]/g, "?")); // what a header can carry
+      asking = null;
+      resolve();
+    }, { once: true });
+    dialog.showModal();
+  });
+  return asking;
+}
