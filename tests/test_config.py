@@ -79,3 +79,18 @@ def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
 def test_unknown_preset() -> None:
     with pytest.raises(ValueError, match="unknown preset 'best'; choose from paper, official, sop"):
         with_preset(Config(), "best")
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["train.batch_size=0", "train.lr=-1e-4", "train.epochs=-1", "train.views=0", "data.cache_gigabytes=nan"],
+)
+def test_numbers_out_of_range_are_refused(setting: str) -> None:
+    name = setting.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"--set: {name} = .* must be at least"):
+        with_settings(Config(), [setting])
+
+
+def test_a_number_beyond_what_machines_count_is_none() -> None:
+    with pytest.raises(ValueError, match="is not a whole number"):
+        with_settings(Config(), [f"train.epochs={10**30}"])

@@ -16,6 +16,14 @@ from typing import Any, Literal
 
 Auto = Literal["auto"]
 
+FORMAT = 1  # of the configuration in a run directory: raise it when an older softtriple would misread what is written
+
+
+def _at_least(group: str, least: int, **values: int | float) -> None:
+    for name, value in values.items():
+        if not value >= least:  # also where it is no number at all
+            raise ValueError(f"{group}.{name} = {value} must be at least {least}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -26,9 +34,13 @@ class DataConfig:
     path: str = "path"  # columns of a table
     text: str = "text"
     label: str = "label"
-    augment: str = "auto"  # "none", "crop" (the paper), "resized-crop" (the authors' code), "affine" (drawings)
+    # the paper's crop, the resized crop of the authors' code, or affine for drawings
+    augment: Literal["auto", "none", "crop", "resized-crop", "affine"] = "auto"
     cache_gigabytes: float = 8.0  # for resized images and trunk outputs, each; 0 turns the caches off
     on_error: Literal["stop", "skip"] = "stop"
+
+    def __post_init__(self) -> None:
+        _at_least("data", 0, cache_gigabytes=self.cache_gigabytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +65,7 @@ class LossConfig:
 
     name: str = "softtriple"
     centers_per_class: int | Auto = "auto"  # for losses that have centres
+    sample_rate: float = 1.0  # share of the classes that a step looks at, for very many: softtriple and softmax-norm
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,6 +90,14 @@ class TrainConfig:
     seed: int = 0
     checkpoint_minutes: float = 10.0  # within long epochs; there is always one at the end of each
     tensorboard: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least("train", 1, batch_size=self.batch_size, accumulate=self.accumulate, views=self.views)
+        rates = {"lr": self.lr, "head_lr": self.head_lr, "center_lr": self.center_lr, "hold_out": self.hold_out}
+        _at_least("train", 0, **{name: rate for name, rate in rates.items() if isinstance(rate, float)})
+        _at_least("train", 0, epochs=self.epochs, warm_up_epochs=self.warm_up_epochs, seed=self.seed)
+        _at_least("train", 0, weight_decay=self.weight_decay, adam_epsilon=self.adam_epsilon)
+        _at_least("train", 0, evaluate_every=self.evaluate_every, checkpoint_minutes=self.checkpoint_minutes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +135,20 @@ def read_config(path: str | Path) -> Config:
     """The configuration in a TOML file."""
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not TOML: {error}") from None
-    config = _build(Config, table, where=str(path))
+    refuse_newer(path, table.pop("format", None), FORMAT)
+    config = build_checked(Config, table, where=str(path))
     assert isinstance(config, Config)
     return config
+
+
+def refuse_newer(path: str | Path, found: Any, known: int) -> None:
+    """Refuse a file whose format number is that of a newer softtriple; files without a number are older."""
+    if found is not None and type(found) is not int:
+        raise ValueError(f"{path}: format = {found!r} is not a whole number")
+    if found is not None and found > known:
+        raise ValueError(f"{path}: written by a newer softtriple (format {found}, this one reads {known}): update it")
 
 
 def write_config(config: Config) -> str:
@@ -151,7 +181,7 @@ def with_settings(config: Config, settings: Iterable[str]) -> Config:
         if key not in place and groups != ["loss", "options"]:
             raise ValueError(f"--set {setting}: there is no {name!r}; {_known(place)}")
         place[key] = _parse(text.strip())
-    rebuilt = _build(Config, table, where="--set")
+    rebuilt = build_checked(Config, table, where="--set")
     assert isinstance(rebuilt, Config)
     return rebuilt
 
@@ -168,24 +198,29 @@ def _known(table: Mapping[str, Any]) -> str:
     return f"choose from {', '.join(table)}" if table else "it has no names"
 
 
-def _build(kind: type, table: Mapping[str, Any], where: str, prefix: str = "") -> Any:
+def build_checked(kind: type, table: Mapping[str, Any], where: str, prefix: str = "") -> Any:
+    """The dataclass ``kind`` from a table as TOML or JSON give it, or ValueError that names ``where`` and the key."""
     hints = typing.get_type_hints(kind)
     unknown = [key for key in table if key not in hints]
     if unknown:
         raise ValueError(f"{where}: there is no {prefix + unknown[0]!r}; {_known(hints)}")
-    values = {
-        key: _checked(hints[key], value, where, prefix + key) for key, value in table.items() if value is not None
-    }
-    return kind(**values)
+    values = {key: _checked(hints[key], value, where, prefix + key) for key, value in table.items()}
+    for entry in dataclasses.fields(kind):
+        if entry.name not in values and entry.default is entry.default_factory is dataclasses.MISSING:
+            raise ValueError(f"{where}: {prefix + entry.name!r} is missing")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _checked(kind: Any, value: Any, where: str, key: str) -> Any:
     """``value`` as the annotation ``kind`` wants it, or ValueError that says what it wants."""
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{where}: {key} = {value!r} is not a table")
-        return _build(kind, value, where, prefix=f"{key}.")
+    if value is None and type(None) in typing.get_args(kind):
+        return None
     for option in _options(kind):
+        if dataclasses.is_dataclass(option) and isinstance(option, type) and isinstance(value, Mapping):
+            return build_checked(option, value, where, prefix=f"{key}.")
         converted = _convert(option, value)
         if converted is not None:
             return converted
@@ -211,6 +246,8 @@ def _convert(kind: Any, value: Any) -> Any:
         return None
     if origin is not None:  # Mapping[str, Any]
         return dict(value) if isinstance(value, Mapping) else None
+    if type(value) is int and kind in (int, float) and not -(2**63) <= value < 2**63:  # as TOML has it, and torch
+        return None
     if kind is float and type(value) is int:
         return float(value)
     return value if type(value) is kind else None

@@ -23,7 +23,9 @@ class Reporter:
     def note(self, text: str) -> None:
         """One line."""
         if not self._quiet:
-            self._console.print(text, markup=False)
+            # Names of files may hold what a terminal would obey.
+            shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+            self._console.print(shown, markup=False)
 
     @contextmanager
     def task(self, name: str) -> Iterator[Update]:

@@ -1,4 +1,6 @@
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -93,6 +95,23 @@ def test_an_empty_class_stops_or_is_skipped(tmp_path):
     assert any("were left out" in note for note in benchmark.notes)
 
 
+def test_a_class_folder_with_a_strange_name_stops_or_is_skipped(tmp_path):
+    miniatures.class_folders(tmp_path)
+    strange = os.fsdecode(os.fsencode(tmp_path) + b"/\xff")
+    Path(strange).mkdir()
+    with pytest.raises(ValueError, match=r"udcff'.*its name is not UTF-8"):
+        load_benchmark(str(tmp_path))
+    benchmark = load_benchmark(str(tmp_path), on_error="skip")
+    assert len(benchmark.class_names) == 4
+    assert "left out" in benchmark.notes[-1]
+
+
+def test_links_in_a_circle_are_no_classes(tmp_path):
+    miniatures.class_folders(tmp_path)
+    (tmp_path / "circle").symlink_to("circle")
+    assert len(load_benchmark(str(tmp_path)).class_names) == 4
+
+
 def test_a_folder_of_plain_images_is_no_data(tmp_path):
     miniatures.write_image(tmp_path / "a.png")
     with pytest.raises(ValueError, match="no class folders"):
@@ -145,6 +164,7 @@ def test_a_named_column_splits(tmp_path):
         ("text,label,fold\na,x,train\nb,y,train\n", {"split": "fold"}, "no row has 'test' in column 'fold'"),
         ("text,label\na,x\nb,y\n", {"split": "fold"}, "split = 'fold' is no column, nor"),
         ("text,label\na,x\nb,y\n", {"text": "text", "path": "path"}, "exclude each other"),
+        ("text,label\na,x\n ,y\n", {}, "column 'text' is blank in 1 of 2 rows \\(first: row 2\\); give each row a"),
     ],
 )
 def test_a_table_with_a_fault(tmp_path, content, options, message):
@@ -168,6 +188,13 @@ def test_missing_images_stop_or_are_skipped(tmp_path):
     benchmark = load_benchmark(str(table), on_error="skip")
     assert len(benchmark.train) == 5
     assert any("1 of 12 images are missing" in note for note in benchmark.notes)
+
+
+def test_blank_texts_can_be_skipped(tmp_path):
+    (tmp_path / "t.csv").write_text("text,label\na,x\n ,x\nb,y\n")
+    benchmark = load_benchmark(str(tmp_path / "t.csv"), on_error="skip")
+    assert benchmark.train.items.values + benchmark.test.items.values == ("a", "b")
+    assert any("column 'text' is blank in 1 of 3 rows, which were left out" in note for note in benchmark.notes)
 
 
 def test_a_damaged_parquet_file(tmp_path):

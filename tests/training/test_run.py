@@ -1,13 +1,12 @@
 """Run directories: never overwritten, never shared, and a log that a crash cannot spoil."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from softtriple.config import Config, with_settings
 from softtriple.training.checkpoint import Position
-from softtriple.training.run import RunDir, write_whole
+from softtriple.training.run import RunDir
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -38,6 +37,23 @@ def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path) -> None:
         run.write_config(with_settings(Config(), ["train.epochs=3"]))
 
 
+def test_a_run_of_an_older_version_is_resumed(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_config(Config())
+    lines = run.config_file.read_text().splitlines()
+    # Before there was a number of the format, and before there was the last setting.
+    run.config_file.write_text("\n".join(line for line in lines if not line.startswith(("format", "tensorboard"))))
+    run.write_config(Config())
+
+
+def test_a_run_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_config(Config())
+    run.config_file.write_text(run.config_file.read_text().replace("format = 1", "format = 2\nunheard_of = 3"))
+    with pytest.raises(ValueError, match=r"config\.toml: written by a newer softtriple \(format 2, this one reads 1\)"):
+        run.read_config()
+
+
 def test_not_a_run(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a run directory"):
         RunDir(tmp_path).read_config()
@@ -63,16 +79,3 @@ def test_the_log_is_cut_where_a_run_is_resumed(
         log.write('{"epoch": 3, "ba')  # a crash in the middle of a line
     run.forget_log_after(position)
     assert [(entry["epoch"], entry.get("batch")) for entry in run.read_log()] == kept
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "report.json"
-    write_whole(file, json.dumps({"old": 1}))
-
-    def full_disk(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(file, "half of the new")
-    assert json.loads(file.read_text()) == {"old": 1}

@@ -13,9 +13,7 @@ from softtriple.data.benchmark import contiguous_labels as contiguous_labels
 from softtriple.data.benchmark import hold_out_classes as hold_out_classes
 from softtriple.data.cache import ImageCache as ImageCache
 from softtriple.data.cache import open_cache as open_cache
-from softtriple.data.images import ImageError as ImageError
 from softtriple.data.images import View as View
-from softtriple.data.images import decode_image as decode_image
 from softtriple.data.readable import find_unreadable as find_unreadable
 from softtriple.data.sampling import in_order as in_order
 from softtriple.data.sampling import m_per_class as m_per_class
@@ -26,3 +24,5 @@ from softtriple.data.storage import cache_directory as cache_directory
 from softtriple.data.vector_files import VectorFile as VectorFile
 from softtriple.data.vector_files import read_vectors as read_vectors
 from softtriple.data.vector_files import write_vectors as write_vectors
+from softtriple.pixels import ImageError as ImageError
+from softtriple.pixels import decode_image as decode_image

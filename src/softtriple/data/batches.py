@@ -14,16 +14,10 @@ from torch import Tensor
 from softtriple.data.affine import affine_draws, displace
 from softtriple.data.benchmark import ImageArray, ImageFiles, Rows, Split, Texts, Vectors
 from softtriple.data.cache import ImageCache
-from softtriple.data.images import (
-    RANDOM_CROPS,
-    ImageError,
-    View,
-    center_crop,
-    decode_image,
-    resize_short_side,
-)
+from softtriple.data.images import RANDOM_CROPS, View
 from softtriple.data.prefetch import map_ahead
 from softtriple.data.randomness import stream
+from softtriple.pixels import ImageError, center_crop, decode_image, resize_short_side
 
 Batch = tuple[Tensor | list[str], Tensor]
 

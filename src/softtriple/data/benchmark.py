@@ -96,6 +96,17 @@ class Split:
     def __len__(self) -> int:
         return len(self.items)
 
+    @property
+    def kind(self) -> Kind:
+        """What the items are: "image", "vector" or "text"."""
+        match self.items:
+            case Vectors():
+                return "vector"
+            case Texts():
+                return "text"
+            case _:
+                return "image"
+
     def take(self, rows: Rows) -> "Split":
         """The items and labels of ``rows``, in that order."""
         fine = None if self.fine_labels is None else self.fine_labels[rows]
@@ -132,13 +143,7 @@ class Benchmark:
     @property
     def kind(self) -> Kind:
         """What the items are: "image", "vector" or "text"."""
-        match self.train.items:
-            case Vectors():
-                return "vector"
-            case Texts():
-                return "text"
-            case _:
-                return "image"
+        return self.train.kind
 
 
 def contiguous_labels(labels: Labels) -> tuple[Labels, Int64[np.ndarray, " classes"]]:

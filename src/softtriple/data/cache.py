@@ -5,6 +5,7 @@ made. It holds what ``resize_short_side(decode_image(path))`` gives, to the byte
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,10 @@ from jaxtyping import Int64, UInt8
 from PIL import Image
 
 from softtriple.data.benchmark import ImageFiles
-from softtriple.data.images import ImageError, decode_image, resize_short_side
 from softtriple.data.prefetch import map_ahead
-from softtriple.data.storage import appearing_folder, cache_directory
+from softtriple.data.storage import cache_directory
+from softtriple.files import appearing_folder
+from softtriple.pixels import ImageError, decode_image, open_image, resize_short_side
 
 VERSION = 1  # part of the key: raise it when decoding or resizing changes a pixel
 DEFAULT_BUDGET = 8 * 10**9
@@ -80,7 +82,7 @@ def estimate_bytes(files: ImageFiles, short_side: int) -> int:
     aspects = []
     for row in np.linspace(0, len(files) - 1, num=min(_SAMPLE, len(files)), dtype=int):
         try:
-            with Image.open(files.paths[row]) as image:
+            with open_image(files.paths[row]) as image:
                 aspects.append(max(image.size) / min(image.size))
         except Exception:  # whatever is wrong with it will be said when it is read
             continue
@@ -101,7 +103,7 @@ def _key(files: ImageFiles, short_side: int) -> str:
             stamp = f"{stat.st_size} {stat.st_mtime_ns}"
         except OSError:
             stamp = "missing"
-        digest.update(f"\n{Path(path).resolve()}\t{stamp}".encode())
+        digest.update(os.fsencode(f"\n{Path(path).absolute()}\t{stamp}"))
     return digest.hexdigest()[:16]
 
 

@@ -32,7 +32,8 @@ def load_folder(
 ) -> Benchmark:
     """Load a folder of class folders, or of train/ and test/ with class folders in each.
 
-    A class folder without images is an error; ``on_error="skip"`` leaves it out and says so.
+    A class folder without images, or one that cannot be listed, is an error; ``on_error="skip"`` leaves it out and
+    says so.
     """
     if has_parts(path):
         refuse_division(f"{path} (train/ and test/)", split, test_share, seed)
@@ -58,7 +59,7 @@ def has_parts(path: Path) -> bool:
 def list_images(root: Path, on_error: OnError) -> tuple[list[str], list[str], list[str]]:
     """Paths, class names and notes of the images in the class folders of ``root``, in name order."""
     folders = {
-        entry.name: entry.path for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")
+        entry.name: entry.path for entry in os.scandir(root) if _is_folder(entry) and not entry.name.startswith(".")
     }
     if not folders:
         raise ValueError(f"{root}: no class folders; a folder of images needs one sub-folder for each class")
@@ -66,18 +67,39 @@ def list_images(root: Path, on_error: OnError) -> tuple[list[str], list[str], li
     names: list[str] = []
     empty: list[str] = []
     others = 0
+    notes: list[str] = []
     for name in name_order(folders):
-        files = sorted(entry.path for entry in os.scandir(folders[name]) if not entry.name.startswith("."))
+        try:
+            name.encode()
+            entries = [entry for entry in os.scandir(folders[name]) if not entry.name.startswith(".")]
+        except (UnicodeEncodeError, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "its name is not UTF-8"
+            if on_error == "stop":
+                raise ValueError(f"{folders[name]!r}: not a class folder that can be read ({reason})") from error
+            notes.append(f"{folders[name]!r}: left out, not a class folder that can be read ({reason})")
+            continue
+        files = sorted(entry.path for entry in entries)
+        lost = [entry.path for entry in entries if entry.is_symlink() and not Path(entry.path).exists()]
+        if lost and on_error == "stop":
+            raise ValueError(f"{lost[0]!r}: a link that leads nowhere, or in a circle")
         images = [file for file in files if Path(file).suffix.lower() in IMAGE_SUFFIXES]
         others += len(files) - len(images)
         paths += images
         names += [name] * len(images)
         if not images:
             empty.append(name)
-    notes = [f"{root}: {others} files that are not images were left out"] if others else []
+    if others:
+        notes.append(f"{root}: {others} files that are not images were left out")
     if empty:
         which = f"{len(empty)} class folders hold no images ({', '.join(empty[:3])}{', …' if len(empty) > 3 else ''})"
         if on_error == "stop" or not paths:
             raise ValueError(f"{root}: {which}; class folders hold images directly, remove those that do not")
         notes.append(f"{root}: {which} and were left out")
     return paths, names, notes
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link in a circle; one that leads nowhere is no folder either
+        return False

@@ -29,7 +29,8 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
 from softtriple.data.randomness import stream
-from softtriple.data.storage import appearing_file, cache_directory
+from softtriple.data.storage import cache_directory
+from softtriple.files import appearing_file
 
 VERSION = 1  # part of the cache key: raise it when the code below draws otherwise
 SIDE = 32

@@ -1,7 +1,7 @@
-"""Image files to RGB, and the crops of training and test.
+"""Views of images: what an encoder sees of one, and the random crops of training.
 
-Geometry follows torchvision, with which the published numbers were made: bilinear with antialiasing, lengths rounded
-down, ten tries for a random box.
+Geometry follows torchvision, with which the published numbers were made: bilinear with antialiasing, ten tries for a
+random box.
 """
 
 import math
@@ -16,20 +16,6 @@ Box = tuple[int, int, int, int]
 AUGMENTS = ("none", "crop", "resized-crop", "affine")
 AREA = (0.08, 1.0)
 ASPECT = (3 / 4, 4 / 3)
-# A strip of 1×10 000 pixels would become 256×2 560 000: no photograph, and a way to fill the memory.
-MAX_SIDES_RATIO = 100
-
-
-class ImageError(ValueError):
-    """An image that cannot be used: its path and the reason."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,39 +38,6 @@ class View:
             raise ValueError(f"a view of {self.size} pixels does not fit in a short side of {self.resize}")
         if self.resize is None and self.augment != "resized-crop":
             raise ValueError(f"augment = {self.augment!r} crops from a known short side: give resize")
-
-
-def decode_image(path: str) -> Image.Image:
-    """Read ``path`` as 8-bit RGB, upright; what cannot be read whole is an ImageError.
-
-    Transparent pixels fall on white, 16-bit grey keeps its upper 8 bits, of an animation the first frame counts.
-    """
-    try:
-        with Image.open(path) as image:
-            _refuse_size(path, *image.size)
-            image.load()
-            return _to_rgb(path, ImageOps.exif_transpose(image))
-    except ImageError:
-        raise
-    except FileNotFoundError as error:
-        raise ImageError(path, "no such file") from error
-    except Exception as error:  # decoders of damaged files raise OSError, SyntaxError, struct.error, IndexError, …
-        raise ImageError(path, f"not a readable image ({error})") from error
-
-
-def resize_short_side(image: Image.Image, side: int) -> Image.Image:
-    """``image`` with its short side made ``side``, its shape kept."""
-    short, long = sorted(image.size)
-    if short == side:
-        return image
-    other = int(side * long / short)
-    return image.resize((side, other) if image.width == short else (other, side), Image.Resampling.BILINEAR)
-
-
-def center_crop(image: Image.Image, size: int) -> Image.Image:
-    """The ``size``×``size`` pixels in the middle."""
-    left, top = round((image.width - size) / 2), round((image.height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
 
 
 def random_crop(image: Image.Image, size: int, generator: np.random.Generator) -> Image.Image:
@@ -124,24 +77,3 @@ RANDOM_CROPS: dict[str, Callable[[Image.Image, int, np.random.Generator], Image.
 
 def _maybe_mirror(image: Image.Image, generator: np.random.Generator) -> Image.Image:
     return ImageOps.mirror(image) if generator.random() < 0.5 else image
-
-
-def _refuse_size(path: str, width: int, height: int) -> None:
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and width * height > limit:  # Pillow itself only warns up to twice the limit
-        raise ImageError(path, f"{width}×{height} pixels are more than Pillow's limit of {limit}")
-    if max(width, height) > MAX_SIDES_RATIO * min(width, height):
-        raise ImageError(path, f"{width}×{height} pixels are a strip, not a picture")
-
-
-def _to_rgb(path: str, image: Image.Image) -> Image.Image:
-    if image.mode == "F":
-        raise ImageError(path, "floating-point pixels have no defined white; save the image with 8 or 16 bits")
-    if image.mode.startswith("I"):
-        # Pillow clips 16-bit grey to 255 instead of scaling it.
-        values = np.asarray(image).astype(np.int64).clip(0, 0xFFFF) >> 8
-        return Image.fromarray(values.astype(np.uint8)).convert("RGB")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image.convert("RGB")

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
-from numpy.lib.format import open_memmap
 from PIL import Image
 
 from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
 from softtriple.data.published import Counts, count
-from softtriple.data.storage import appearing_folder, cache_directory
+from softtriple.data.storage import cache_directory, map_rows, write_rows
+from softtriple.files import appearing_folder
 
 CHARACTERS = Counts(train=19_280, test=13_180, gallery=0, train_classes=964, test_classes=659)
 ALPHABETS = Counts(train=19_280, test=13_180, gallery=0, train_classes=30, test_classes=20)
@@ -62,7 +62,7 @@ def _load_characters(path: Path) -> tuple[list[Split], tuple[str, ...]]:
     for part in PARTS:
         drawings: dict[str, int] = json.loads((folder / f"{part}.json").read_text(encoding="utf-8"))
         labels = len(names) + np.repeat(np.arange(len(drawings)), list(drawings.values()))
-        splits.append(Split(ImageArray(np.load(folder / f"{part}.npy", mmap_mode="r")), labels.astype(np.int64)))
+        splits.append(Split(ImageArray(map_rows(folder / f"{part}.npy")), labels.astype(np.int64)))
         names += drawings
     return splits, tuple(names)
 
@@ -88,17 +88,15 @@ def _prepare(source: Path, target: Path) -> None:
         raise ValueError(f"{source}: not a whole zip archive ({error}); fetch it again") from error
     if not drawings:
         raise ValueError(f"{source}: no drawings; they are expected as ALPHABET/CHARACTER/NAME.png")
-    pixels = open_memmap(target.with_suffix(".npy"), mode="w+", dtype=np.uint8, shape=(len(drawings), SIDE, SIDE))
-    for row, (_, name, content) in enumerate(drawings):
-        pixels[row] = 255 - _decode(source, name, content)
-    pixels.flush()
+    pixels = (255 - _decode(source, name, content)[None] for _, name, content in drawings)
+    write_rows(target.with_suffix(".npy"), len(drawings), pixels)
     numbers = Counter(character for character, _, _ in drawings)
     target.with_suffix(".json").write_text(json.dumps(numbers), encoding="utf-8")
 
 
 def _decode(source: Path, name: str, content: bytes) -> UInt8[np.ndarray, "105 105"]:
     try:
-        with Image.open(BytesIO(content)) as image:
+        with Image.open(BytesIO(content), formats=("PNG",)) as image:
             grey = np.asarray(image.convert("L"))
     except (OSError, SyntaxError) as error:  # Pillow's two for damaged PNG files
         raise ValueError(f"{source}: {name} is not a readable image ({error})") from error

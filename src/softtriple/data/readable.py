@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from softtriple.data.benchmark import ImageFiles
-from softtriple.data.images import ImageError, decode_image
 from softtriple.data.prefetch import map_ahead
+from softtriple.pixels import ImageError, decode_image
 
 
 def find_unreadable(

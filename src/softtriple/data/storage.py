@@ -1,11 +1,10 @@
-"""Where prepared data is kept between runs, and how a file appears there only when it is whole."""
+"""Where prepared data is kept between runs, and large arrays on disk."""
 
 import os
-import secrets
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
+
+import numpy as np
 
 
 def cache_directory() -> Path:
@@ -16,34 +15,28 @@ def cache_directory() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "softtriple"
 
 
-@contextmanager
-def appearing_file(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of ``path`` when the block ends well, and vanishes when it does not."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = _beside(path)
+def write_rows(path: Path, count: int, parts: Iterable[np.ndarray]) -> None:
+    """Write ``count`` rows, given in parts of some rows each, as a .npy file.
+
+    Through the file and not through a memory map of it: a full disk is then an error, where it would be a signal that
+    ends the process.
+    """
+    written = 0
+    with path.open("wb") as file:
+        for part in parts:
+            if not written:
+                descr = np.lib.format.dtype_to_descr(part.dtype)
+                header = {"descr": descr, "fortran_order": False, "shape": (count, *part.shape[1:])}
+                np.lib.format.write_array_header_1_0(file, header)
+            file.write(np.ascontiguousarray(part).data)
+            written += len(part)
+    assert written == count
+
+
+def map_rows(path: Path) -> np.ndarray:
+    """The array in a .npy file, read from disk where it is looked at."""
     try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def appearing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``path`` when the block ends well, unless another process was first."""
-    temporary = _beside(path)
-    temporary.mkdir(parents=True)
-    try:
-        yield temporary
-        try:
-            temporary.rename(path)
-        except OSError:
-            if not path.is_dir():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _beside(path: Path) -> Path:
-    # The suffix stays: numpy appends the one it misses.
-    return path.with_name(f".partial-{secrets.token_hex(8)}{path.suffix}")
+        rows: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path}: damaged ({error}); delete it and it is made again") from error
+    return rows

@@ -15,7 +15,7 @@ from softtriple.data.splitting import (
     index_names,
     refuse_division,
 )
-from softtriple.data.vector_files import open_parquet
+from softtriple.data.vector_files import read_parquet
 
 Columns = dict[str, list[str]]
 
@@ -34,8 +34,8 @@ def load_table(
     """Load a table of images (column ``path``) or texts (column ``text``) with a column of labels.
 
     Image paths count from the folder of the table. ``split`` is "classes", "instances" or the name of a column that
-    says train or test; a column called "split" is used by itself. Rows whose image is missing are an error;
-    ``on_error="skip"`` leaves them out and says so.
+    says train or test; a column called "split" is used by itself. Rows whose image is missing or whose text is blank
+    are an error; ``on_error="skip"`` leaves them out and says so.
     """
     columns = _read_parquet(table) if table.suffix == ".parquet" else _read_csv(table)
     kind, column = _choose_items(table, columns, path, text)
@@ -49,7 +49,7 @@ def load_table(
     items: ImageFiles | Texts
     notes: tuple[str, ...] = ()
     if kind == "text":
-        items, kept = Texts(tuple(columns[column])), np.arange(len(names))
+        items, kept, notes = _find_texts(table, column, columns[column], on_error)
     else:
         items, kept, notes = _find_images(table, column, columns[column], on_error)
     everything = Split(items, labels).take(kept)
@@ -97,6 +97,17 @@ def _find_images(
     return items, np.flatnonzero(present), (f"{table}: {which} and were left out",)
 
 
+def _find_texts(table: Path, column: str, values: list[str], on_error: OnError) -> tuple[Texts, Rows, tuple[str, ...]]:
+    """The texts, the rows that have one, and a note about the others."""
+    items, present = Texts(tuple(values)), np.array([bool(value.strip()) for value in values], dtype=bool)
+    if present.all():
+        return items, np.arange(len(values)), ()
+    which = f"column {column!r} is blank in {(~present).sum()} of {len(values)} rows"
+    if on_error == "stop" or not present.any():
+        raise ValueError(f"{table}: {which} (first: row {np.flatnonzero(~present)[0] + 1}); give each row a text")
+    return items, np.flatnonzero(present), (f"{table}: {which}, which were left out",)
+
+
 def _column(table: Path, columns: Columns, name: str) -> list[str]:
     if name not in columns:
         raise ValueError(f"{table}: there is no column {name!r}; {_listed(columns)}")
@@ -132,9 +143,13 @@ def _read_csv(table: Path) -> Columns:
 
 
 def _read_parquet(table: Path) -> Columns:
-    with open_parquet(table) as file:
-        content = file.read()
-    return {
-        name: ["" if value is None else str(value) for value in content.column(name).to_pylist()]
-        for name in content.column_names
-    }
+    content = read_parquet(table)
+    if len(set(content.column_names)) < len(content.column_names):
+        raise ValueError(f"{table}: a column name occurs twice in {', '.join(content.column_names)}")
+    try:
+        return {
+            name: ["" if value is None else str(value) for value in content.column(name).to_pylist()]
+            for name in content.column_names
+        }
+    except Exception as error:  # such as a date of the year 200 000
+        raise ValueError(f"{table}: a column holds what Python cannot ({error})") from error

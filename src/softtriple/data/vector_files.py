@@ -15,8 +15,9 @@ from jaxtyping import Float32, Shaped
 
 from softtriple.data.benchmark import Benchmark, Labels, Split, Vectors, contiguous_labels
 from softtriple.data.splitting import OnError, divide, divided, index_names
-from softtriple.data.storage import appearing_file
+from softtriple.files import appearing_file
 
+ARRAYS = ("vectors", "labels", "class_names", "paths")
 _CLASS_NAMES = b"softtriple.class_names"
 
 
@@ -50,7 +51,7 @@ def read_vectors(path: Path, on_error: OnError = "stop") -> VectorFile:
             raise ValueError(f"{path}: vectors are read from .npz or .parquet, not from {other or 'a bare name'}")
     for name in ("vectors", "labels"):
         if name not in arrays:
-            raise ValueError(f"{path}: there is no {name!r}, only {', '.join(arrays) or 'nothing'}")
+            raise ValueError(f"{path}: there is no {name!r}, only {', '.join(arrays) or 'arrays of other names'}")
 
     vectors = _checked_vectors(path, arrays["vectors"])
     labels, class_names = _checked_labels(path, arrays["labels"], arrays.get("class_names"))
@@ -106,8 +107,19 @@ def open_parquet(path: Path) -> Any:
     parquet = _import_parquet(path)
     try:
         return parquet.ParquetFile(path)
-    except (ValueError, OSError) as error:
+    except Exception as error:  # pyarrow's own errors have no common base
         raise ValueError(f"{path}: not a readable parquet file ({error})") from error
+
+
+def read_parquet(path: Path) -> Any:
+    """The content of a parquet file as a pyarrow Table that was found to be sound."""
+    with open_parquet(path) as file:
+        try:
+            table = file.read()
+            table.validate(full=True)  # offsets that point outside would crash whoever follows them
+        except Exception as error:
+            raise ValueError(f"{path}: not a readable parquet file ({error})") from error
+    return table
 
 
 def _checked_vectors(path: Path, vectors: Shaped[np.ndarray, "..."]) -> Float32[np.ndarray, "items dim"]:
@@ -141,7 +153,7 @@ def _checked_labels(
 def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+            return {name: file[name] for name in ARRAYS if name in file.files}
     except Exception as error:  # zipfile, numpy's header parser and numpy's refusal of pickles each raise their own
         raise ValueError(f"{path}: not a readable .npz of plain arrays ({error})") from error
 
@@ -156,8 +168,7 @@ def _write_npz(path: Path, content: VectorFile) -> None:
 
 
 def _read_parquet(path: Path) -> dict[str, Any]:
-    with open_parquet(path) as file:
-        table = file.read()
+    table = read_parquet(path)
     import pyarrow.compute
 
     arrays: dict[str, Any] = {}
@@ -169,11 +180,16 @@ def _read_parquet(path: Path) -> dict[str, Any]:
             arrays[name] = np.array(column.to_pylist())
             continue
         is_list = pyarrow.types.is_list(column.type) or pyarrow.types.is_fixed_size_list(column.type)
-        if not is_list or len(pyarrow.compute.list_value_length(column).unique()) > 1:
+        value_type = column.type.value_type if is_list else None
+        numbers = is_list and (pyarrow.types.is_floating(value_type) or pyarrow.types.is_integer(value_type))
+        if not numbers or len(pyarrow.compute.list_value_length(column).unique()) > 1:
             raise ValueError(f"{path}: column 'vectors' must hold lists of numbers, all of one length")
         arrays[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
     if names := (table.schema.metadata or {}).get(_CLASS_NAMES):
-        arrays["class_names"] = np.array(json.loads(names), dtype=str)
+        try:
+            arrays["class_names"] = np.array(json.loads(names), dtype=str)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: class_names in its metadata are not a list of names ({error})") from error
     return arrays
 
 

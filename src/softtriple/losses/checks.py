@@ -54,6 +54,13 @@ def checked_embeddings(embeddings: Tensor, centers: Tensor, *, look_at_values: b
     return embeddings.to(compute)
 
 
+def refuse_long(embeddings: Tensor, precision: torch.dtype) -> None:
+    """Refuse embeddings whose products could leave ``precision``: for losses that do not make them of unit length."""
+    longest = torch.linalg.vector_norm(embeddings.detach(), dim=-1).amax().item()
+    if longest > torch.finfo(precision).max ** 0.25:  # the square, and sums of many squares, then stay finite
+        raise ValueError(f"embeddings are up to {longest:.2g} long, and their products would overflow {precision}")
+
+
 def checked_labels(labels: Tensor, batch: int, num_classes: int | None = None) -> Tensor:
     """``labels`` as int64; ``ValueError`` unless they are ``batch`` integers, in range if ``num_classes`` is given."""
     if labels.dtype not in INTEGERS:

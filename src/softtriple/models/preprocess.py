@@ -1,14 +1,16 @@
-"""How 8-bit images become the input that a network's weights expect."""
+"""How 8-bit images, or texts, become the input that a network's weights expect."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 # ITU-R BT.601, what Pillow's convert("L") uses.
 _LUMA = (0.299, 0.587, 0.114)
+# Far beyond any network; a description with more would only fill the memory.
+MAX_SIDE = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +32,10 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.channels not in ("rgb", "bgr", "gray"):
             raise ValueError(f"preprocess: channels = {self.channels!r} is not rgb, bgr or gray")
-        if not 1 <= self.size <= self.resize:
-            raise ValueError(f"preprocess: size = {self.size} is not between 1 and resize = {self.resize}")
+        if not 1 <= self.size <= self.resize <= MAX_SIDE:
+            raise ValueError(
+                f"preprocess: size = {self.size} and resize = {self.resize} are not 1 ≤ size ≤ resize ≤ {MAX_SIDE}"
+            )
         if not len(self.mean) == len(self.std) == self.num_channels:
             raise ValueError(f"preprocess: mean and std need {self.num_channels} numbers for {self.channels}")
 
@@ -51,3 +55,11 @@ class Preprocess:
         mean = pixels.new_tensor(self.mean).view(-1, 1, 1)
         std = pixels.new_tensor(self.std).view(-1, 1, 1)
         return (pixels * (self.peak / 255) - mean) / std
+
+
+@runtime_checkable
+class TextPreprocess(Protocol):
+    """What turns texts into network input; a frozen dataclass whose compared fields describe it."""
+
+    def __call__(self, texts: list[str]) -> Int64[Tensor, "texts ..."]:
+        """A row of numbers for each text."""

@@ -1,4 +1,4 @@
-"""Reading weight files, safely and with a reason when they do not fit."""
+"""Weight files, read safely and with a reason when they do not fit."""
 
 import hashlib
 import pickle
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 
@@ -21,8 +23,7 @@ def read_weights(source: str) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such weight file")
     expected = _checksum_in_name(path.name)
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    actual = sha256_of(path)
     if not actual.startswith(expected):
         raise ValueError(f"{path}: its SHA-256 begins with {actual[: len(expected)]}, not {expected}")
     try:
@@ -35,9 +36,15 @@ def read_weights(source: str) -> dict[str, Tensor]:
 
 
 def load_exactly(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load ``weights`` into ``module``, whose names and shapes they must have.
+    """Load ``weights`` into ``module``, whose names and shapes they must have; ``source`` is named in errors."""
+    refuse_misfits(module, weights, source)
+    module.load_state_dict(weights, strict=False)
 
-    ``source`` is named in errors. Batch norm's step counters may be missing: old files have none.
+
+def refuse_misfits(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Refuse weights whose names or shapes are not those of ``module``.
+
+    Batch norm's step counters may be missing: old files have none.
     """
     wanted = module.state_dict()
     missing = [name for name in wanted if name not in weights and not name.endswith(".num_batches_tracked")]
@@ -47,7 +54,28 @@ def load_exactly(module: nn.Module, weights: Mapping[str, Tensor], source: str) 
     if any(problems.values()):
         lists = "; ".join(f"{kind}: {_abridged(names)}" for kind, names in problems.items() if names)
         raise ValueError(f"{source}: the weights do not fit the network ({lists})")
-    module.load_state_dict(weights, strict=False)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write ``tensors`` as safetensors; a failure is an OSError, as it is for any other file."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path}: cannot be written ({error})") from error
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _download(url: str) -> Path:

@@ -11,14 +11,14 @@ report.html           the same and more, for people
 
 import fcntl
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from softtriple.config import Config, read_config, write_config
+from softtriple.config import FORMAT, Config, read_config, write_config
+from softtriple.files import append_line, remove_partial, write_whole
 from softtriple.training.checkpoint import Position
 
 
@@ -82,22 +82,22 @@ class RunDir:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BlockingIOError(f"{self.path}: another process is training in this directory") from None
+            remove_partial(self.path)
             self.checkpoints.mkdir(exist_ok=True)
             yield
 
     def write_config(self, config: Config) -> None:
         """Keep the resolved configuration; a resumed run must have the same."""
         text = write_config(config)
-        if self.config_file.exists() and self.config_file.read_text(encoding="utf-8") != text:
+        if self.config_file.exists() and write_config(self.read_config()) != text:
             raise ValueError(
                 f"{self.config_file}: the run was started with other settings; resume with the same, or start another"
             )
-        write_whole(self.config_file, text)
+        write_whole(self.config_file, f"format = {FORMAT}\n{text}")
 
     def append_log(self, entry: dict[str, Any]) -> None:
         """Add a line to the log."""
-        with self.log_file.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(entry) + "\n")
+        append_line(self.log_file, json.dumps(entry))
 
     def read_log(self) -> list[dict[str, Any]]:
         """The entries of the log, oldest first."""
@@ -120,13 +120,3 @@ class RunDir:
             if done <= (position.epoch, position.batch):
                 kept.append(line + "\n")
         write_whole(self.log_file, "".join(kept))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that appears, or replaces an older one, only when it is complete and on disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)

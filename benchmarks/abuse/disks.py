@@ -1,0 +1,103 @@
+"""Fill the disk under every verb that writes: one sentence, exit status 1, and afterwards the same result as ever."""
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from benchmarks.abuse.children import Fault, refused, run, softtriple
+from benchmarks.abuse.runs import Scenario, result, scenarios
+
+WRITING = ("open", "write", "fsync", "mkdir")
+FULL = "No space left on device|os error 28"
+ROOM = 64_000
+CLONE_NEWNS, CLONE_NEWUSER, MS_REMOUNT = 0x00020000, 0x10000000, 32
+
+
+def injected(folder: Path, *, times: int) -> dict[str, Any]:
+    """Let the disk be full from a drawn event on, then resume with room."""
+    failures, trials = [], 0
+    generator = np.random.default_rng(1)
+    for scenario in scenarios(folder):
+        trace: list[str] = []
+        scenario.forget("whole")
+        assert scenario.train("whole", trace=trace).status == 0
+        wanted = scenario.result("whole")
+        writes = [event for event, what in enumerate(trace, 1) if what.split()[0] in WRITING]
+        for event in generator.permutation(writes)[: times // 2].tolist():
+            scenario.forget("full")
+            ending = scenario.train("full", fault=Fault(event, "full"))
+            trials += 1
+            if not refused(ending, FULL):
+                failures.append(f"{scenario.name}, full at {trace[event - 1]}: {ending.status} {ending.err[-500:]}")
+            failures += _after(scenario, "full", wanted, trace[event - 1])
+    return {"trials": {"disk full from a drawn write on, injected": trials}, "failures": failures}
+
+
+def real(folder: Path, *, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Train and embed on file systems of ``sizes`` kilobytes, in a name space of their own; then give them room."""
+    failures: list[str] = []
+    trials = 0
+    for scenario in scenarios(folder):
+        scenario.forget("whole")
+        assert scenario.train("whole").status == 0
+        for size in sizes:
+            outcome = scenario.folder / "outcome"
+            outcome.unlink(missing_ok=True)
+            ending = run(lambda s=scenario, k=size, o=outcome: _on_small_disk(s, k, o))
+            if ending.status != 0 or not outcome.exists():
+                return {"trials": {}, "failures": [], "not possible here": ending.err.strip().splitlines()[-1:]}
+            told = outcome.read_text().splitlines()
+            trials += int(told[0])
+            failures += told[1:]
+    return {"trials": {"file systems that were full": trials}, "failures": failures}
+
+
+def _on_small_disk(scenario: Scenario, kilobytes: int, outcome: Path) -> None:
+    place = scenario.folder / "small"
+    place.mkdir(exist_ok=True)
+    _mount(place, kilobytes)
+    small = scenario._replace(folder=place)
+    wanted, failures, trials = scenario.result("whole"), [], 0
+    ending = small.train("run")
+    if ending.status != 0:
+        trials += 1
+        if not refused(ending, FULL):
+            failures.append(f"{scenario.name}, {kilobytes} KB: {ending.status} {ending.signal} {ending.err[-500:]}")
+    _mount(place, ROOM, MS_REMOUNT)
+    failures += _after(small, "run", wanted, f"{kilobytes} KB")
+    for kind in ("npz", "parquet"):
+        out = place / f"embedded.{kind}"
+        usage = os.statvfs(place)
+        used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize // 1024
+        for size in (used, ROOM):
+            _mount(place, size, MS_REMOUNT)
+            ending = softtriple("embed", place / "run", scenario.data, "--out", out, cache=place / "run-cache")
+            full = size < ROOM and refused(ending, FULL) and not out.exists()
+            if not full and not (size == ROOM and ending.status == 0 and out.exists()):
+                failures.append(f"embed to {out.name} with {size - used} KB: {ending.status} {ending.err[-500:]}")
+            trials += size < ROOM
+    outcome.write_text("\n".join([str(trials), *failures]))
+
+
+def _after(scenario: Scenario, name: str, wanted: dict[str, str], what: str) -> list[str]:
+    ending = scenario.train(name, "--resume")
+    if ending.status != 0:
+        return [f"{scenario.name}, disk full at {what}: does not resume: {ending.err[-500:]}"]
+    found = result(scenario.folder / name)
+    different = [key for key in wanted if found.get(key) != wanted[key]]
+    return [f"{scenario.name}, disk full at {what}: differs in {', '.join(different)}"] if different else []
+
+
+def _mount(place: Path, kilobytes: int, flags: int = 0) -> None:
+    """A file system of so many kilobytes at ``place``, which only this process and its children see."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    user, group = os.getuid(), os.getgid()
+    if not flags:
+        if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
+            raise OSError(ctypes.get_errno(), "no name space for a small file system")
+        for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            Path(f"/proc/self/{name}").write_text(line)
+    if libc.mount(b"none", bytes(place), b"tmpfs", flags, f"size={kilobytes}k".encode()):
+        raise OSError(ctypes.get_errno(), "no small file system can be mounted")

@@ -1,0 +1,74 @@
+"""Checkpoints: the newest two, whole; a flipped bit, a stranger's state or another version is refused."""
+
+import dataclasses
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from softtriple.training.checkpoint import KEEP, Position, load_checkpoint, read_state, save_checkpoint
+
+
+def parts(width: int = 3) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    encoder, loss = nn.Linear(width, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.Adam([*encoder.parameters(), *loss.parameters()])
+    loss(encoder(torch.ones(4, width))).sum().backward()
+    optimizer.step()
+    return encoder, loss, optimizer
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    encoder, loss, optimizer = parts()
+    for epoch in range(4):
+        save_checkpoint(tmp_path, Position(epoch, loss_sum=0.1), encoder, loss, optimizer)
+    assert len(list(tmp_path.iterdir())) == KEEP
+    fresh = parts()
+    with torch.no_grad():
+        fresh[0].weight.zero_()  # type: ignore[operator]
+    assert load_checkpoint(tmp_path, *fresh) == Position(3, loss_sum=0.1)
+    assert torch.equal(fresh[0].weight, encoder.weight)  # type: ignore[arg-type]
+
+
+def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, Position(1), *parts())
+    (file,) = tmp_path.iterdir()
+    content, draw = file.read_bytes(), random.Random(0)
+    state = read_state(file)
+    for _ in range(60):
+        damaged = bytearray(content)
+        damaged[draw.randrange(len(damaged))] ^= 1 << draw.randrange(8)
+        file.write_bytes(damaged)
+        try:
+            found = read_state(file)
+        except ValueError as error:
+            reason = str(error)
+            assert str(file) in reason
+            continue
+        for name, tensor in state["encoder"].items():
+            assert torch.equal(found["encoder"][name], tensor)
+
+
+def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, Position(1), *parts())
+    with pytest.raises(ValueError, match=r"epoch-00001.*not the state of this run"):
+        load_checkpoint(tmp_path, *parts(width=5))
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"format": None}])
+def test_another_version_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    file = tmp_path / "epoch-00001.pt"
+    torch.save({"format": 1, "position": dataclasses.asdict(Position()), **change}, file)
+    with pytest.raises(ValueError, match="another version of softtriple"):
+        read_state(file)
+
+
+def test_a_full_disk_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, Position(1), *parts())
+    monkeypatch.setattr("softtriple.files.secrets.token_hex", lambda count: "full")
+    (tmp_path / ".partial-full.pt").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"epoch-00002-.*: cannot be written \(No space left on device\)"):
+        save_checkpoint(tmp_path, Position(2), *parts())
+    assert [file.name for file in tmp_path.iterdir()] == ["epoch-00001-batch-0000000.pt"]
