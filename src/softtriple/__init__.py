@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from softtriple.estimator import SoftTripleEmbedding as SoftTripleEmbedding
     from softtriple.evaluation import Embeddings as Embeddings
     from softtriple.evaluation import evaluate as evaluate
     from softtriple.losses import HardTripleLoss as HardTripleLoss
@@ -27,6 +28,7 @@ _HOME = {
     "Neighbors": "softtriple.search",
     "NormalizedSoftmaxLoss": "softtriple.losses",
     "Report": "softtriple.metrics",
+    "SoftTripleEmbedding": "softtriple.estimator",
     "SoftTripleLoss": "softtriple.losses",
     "SoftmaxLoss": "softtriple.losses",
     "evaluate": "softtriple.evaluation",

@@ -10,7 +10,10 @@ import torch
 from softtriple.data import cache_directory
 from softtriple.models import BACKBONES
 
-PACKAGES = ("softtriple", "torch", "numpy", "faiss-cpu", "scikit-learn", "pillow", "pyarrow", "timm")
+PACKAGES = (
+    *("softtriple", "torch", "numpy", "faiss-cpu", "scikit-learn", "pillow"),
+    *("pyarrow", "lancedb", "pymilvus", "fastapi", "onnxruntime", "timm", "sentence-transformers", "tensorboard"),
+)
 
 
 def facts() -> dict[str, Any]:
@@ -28,10 +31,10 @@ def facts() -> dict[str, Any]:
 
 def text(told: dict[str, Any]) -> str:
     """The same for a person."""
-    lines = [f"{name:<20}{version or 'not installed'}" for name, version in told["versions"].items()]
-    lines += [f"{'device':<20}{told['device']}, {told['threads']} threads"]
-    lines += [f"{name:<20}{weights}" for name, weights in told["backbones"].items()]
-    lines += [f"{'cache':<20}{told['cache']['bytes'] / 1e9:.2f} GB in {told['cache']['folder']}"]
+    lines = [f"{name:<24}{version or 'not installed'}" for name, version in told["versions"].items()]
+    lines += [f"{'device':<24}{told['device']}, {told['threads']} threads"]
+    lines += [f"{name:<24}{weights}" for name, weights in told["backbones"].items()]
+    lines += [f"{'cache':<24}{told['cache']['bytes'] / 1e9:.2f} GB in {told['cache']['folder']}"]
     return "\n".join(lines)
 
 

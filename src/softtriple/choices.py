@@ -40,7 +40,10 @@ def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
         settings.append(f"model.freeze_batch_norm={'statistics' if pretrained else 'off'}")
     if config.train.lr == "auto":
         settings.append(f"train.lr={1e-4 if pretrained else 1e-3}")
-    if config.model.trainable == "auto" and not pretrained:
+    if config.model.trainable == "auto" and backbone.startswith("st:"):
+        settings.append("model.trainable=head")
+        reporter.note("trainable: head, on kept features (the whole model with --set model.trainable=all)")
+    elif config.model.trainable == "auto" and not pretrained:
         settings.append("model.trainable=all")
     if config.loss.centers_per_class == "auto" and has_centers(config.loss.name):
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
@@ -75,7 +78,8 @@ def has_centers(loss_name: str) -> bool:
 
 def starts_from_weights(backbone: str) -> bool:
     """Whether a backbone comes with published weights."""
-    return backbone.startswith("timm:") or (backbone in BACKBONES and BACKBONES[backbone].load_weights is not None)
+    has_weights = backbone in BACKBONES and BACKBONES[backbone].load_weights is not None
+    return backbone.startswith(("timm:", "st:")) or has_weights
 
 
 def choose_head_init(config: Config, encoder: Encoder, items: int) -> Config:
@@ -140,7 +144,7 @@ def _backbone(benchmark: Benchmark, hidden: tuple[int, ...]) -> str:
         case "image":
             return "conv-small" if isinstance(benchmark.train.items, ImageArray) else "efficientnet-lite0"
         case "text":
-            raise ValueError(f"{benchmark.name}: there is no encoder for texts; embed them and train on the vectors")
+            return "text"
 
 
 def _augment(benchmark: Benchmark) -> str:

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from softtriple.experiment import Outcome
 from softtriple.feeds import embed_feed
+from softtriple.files import write_whole
 from softtriple.inference import still_feed
 from softtriple.losses import SoftTripleLoss
 from softtriple.losses.centers import MERGED, merge_groups
 from softtriple.pictures import picture, retrieved
 from softtriple.report_page import CenterGroup, ClassCenters, Method, Page, render_page
-from softtriple.training.run import RunDir, write_whole
+from softtriple.training.run import RunDir
 
 NUM_QUERIES = 8
 NUM_NEIGHBORS = 4

@@ -5,15 +5,16 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from softtriple.data import ImageArray, ImageFiles, Split, Texts, decode_image
-from softtriple.data.images import center_crop, resize_short_side
 from softtriple.data.randomness import stream
 from softtriple.evaluation import Embeddings
+from softtriple.pixels import center_crop, resize_short_side
 from softtriple.report_page import Found, Retrieved
 from softtriple.search import nearest
 
 Picture = UInt8[np.ndarray, "height width 3"] | str
 
 THUMBNAIL = 96
+MOST_CHARACTERS = 160
 
 
 def picture(split: Split, row: int) -> Picture:
@@ -25,7 +26,8 @@ def picture(split: Split, row: int) -> Picture:
         case ImageArray(pixels):
             return np.asarray(Image.fromarray(pixels[row]).convert("RGB"))
         case Texts(values):
-            return values[row]
+            text = values[row]
+            return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1].rstrip()}…"
         case _:
             return f"row {row}"
 

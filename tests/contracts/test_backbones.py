@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from softtriple.models import BACKBONES, Encoder, StagedNetwork, build_backbone
+from softtriple.models import BACKBONES, Encoder, Preprocess, StagedNetwork, build_backbone
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "bn-inception": {"input_size": 64},
@@ -18,6 +18,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "conv-small": {"input_size": 32, "width": 16},
     "linear": {"in_features": 12},
     "mlp": {"in_features": 12, "hidden": (16, 8)},
+    "text": {"buckets": 30, "width": 8},
 }
 
 
@@ -38,8 +39,11 @@ def encoder(name: str) -> Encoder:
     return Encoder.from_backbone(name, dim=4, pretrained=False, **OPTIONS[name])
 
 
-def batch_for(name: str, count: int = 3) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
+def batch_for(name: str) -> Tensor | list[str]:
+    generator, count = torch.Generator().manual_seed(1), 3
+    if BACKBONES[name].takes == "texts":
+        # Enough for each of the few buckets.
+        return ["how do I reset my pin?", "where is the order that I placed last week", "please cancel the membership"]
     if BACKBONES[name].takes == "vectors":
         return torch.randn(count, OPTIONS[name]["in_features"], generator=generator)
     size = OPTIONS[name]["input_size"]
@@ -53,8 +57,14 @@ def inputs_for(name: str, network: StagedNetwork) -> Tensor:
 
 def test_vectors_have_no_preprocessing(name: str, network: StagedNetwork) -> None:
     assert (network.preprocess is None) == (BACKBONES[name].takes == "vectors")
-    if network.preprocess is not None:
+    if isinstance(network.preprocess, Preprocess):
         assert network.preprocess.size == OPTIONS[name]["input_size"]
+
+
+def test_an_encoder_knows_what_it_takes(name: str, encoder: Encoder) -> None:
+    assert encoder.takes == BACKBONES[name].takes
+    with torch.inference_mode():
+        assert encoder.eval()(encoder.example(2)).shape == (2, encoder.dim)
 
 
 def test_output_has_num_features_channels(name: str, network: StagedNetwork) -> None:

@@ -198,7 +198,7 @@ def test_everything_travels(tmp_path: Path) -> None:
         assert loaded.config == encoder.config
         assert loaded.class_names == ("été", "b")
     description = json.loads((tmp_path / "run" / "encoder" / "encoder.json").read_text(encoding="utf-8"))
-    assert description.keys() == {"softtriple", "config", "preprocess", "class_names"}
+    assert description.keys() == {"format", "softtriple", "sha256", "config", "preprocess", "class_names"}
     files = sorted(path.name for path in (tmp_path / "run" / "encoder").iterdir())
     assert files == ["encoder.json", "model.safetensors"]
 
@@ -239,7 +239,7 @@ def test_a_failed_save_leaves_the_old_encoder(tmp_path: Path, monkeypatch: pytes
         path.write_bytes(b"half of it")
         raise OSError("disk full")
 
-    monkeypatch.setattr("softtriple.models.encoder.save_file", fail)
+    monkeypatch.setattr("softtriple.models.weights.save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         encoder.save(tmp_path)
     assert (tmp_path / "model.safetensors").read_bytes() == content
@@ -256,8 +256,12 @@ def test_no_encoder_there(tmp_path: Path) -> None:
     [
         ("{", "not the description of an encoder"),
         ("[]", "not the description of an encoder"),
-        ('{"config": {}}', "the entry 'preprocess' is missing"),
-        ('{"config": {"depth": 3}, "preprocess": null, "class_names": []}', "unexpected keyword argument 'depth'"),
+        ('{"config": {}}', r"encoder\.json: 'preprocess' is missing"),
+        ('{"config": {"depth": 3}, "preprocess": null, "class_names": []}', "there is no 'config.depth'"),
+        ('{"config": {"dim": "4"}, "preprocess": null, "class_names": []}', "config.dim = '4' is not a whole number"),
+        ('{"format": 2}', "written by a newer softtriple"),
+        ('{"config": {"backbone": "linear", "in_features": -1}, "preprocess": null, "class_names": []}', "in_features"),
+        ('{"config": {"dim": 1000000000}, "preprocess": null, "class_names": []}', "do not fit the network"),
     ],
 )
 def test_broken_description(tmp_path: Path, text: str, message: str) -> None:
@@ -283,6 +287,25 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     save_file(tensors, path)
     with pytest.raises(ValueError, match=r"model\.safetensors: .* do not fit .*\(missing: head\.bias\)"):
         Encoder.load(tmp_path)
+
+
+def test_flipped_weights(tmp_path: Path) -> None:
+    small().save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"model\.safetensors: damaged"):
+        Encoder.load(tmp_path)
+
+
+def test_an_encoder_of_before_the_checksum_is_read(tmp_path: Path) -> None:
+    small().save(tmp_path)
+    path = tmp_path / "encoder.json"
+    description = json.loads(path.read_text())
+    del description["format"], description["sha256"]
+    path.write_text(json.dumps(description))
+    assert Encoder.load(tmp_path).config == small().config
 
 
 def test_three_heads_tap_three_depths(tmp_path: Path) -> None:

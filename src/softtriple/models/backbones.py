@@ -13,9 +13,13 @@ from softtriple.models.efficientnet_lite import (
     efficientnet_lite2,
     load_efficientnet_lite_weights,
 )
+from softtriple.models.sentence_models import sentence_model
 from softtriple.models.stages import StagedNetwork
+from softtriple.models.text import text
 from softtriple.models.timm_models import timm_model
 from softtriple.models.vectors import linear, mlp
+
+Takes = Literal["images", "vectors", "texts"]
 
 
 class Backbone(NamedTuple):
@@ -26,7 +30,7 @@ class Backbone(NamedTuple):
     """
 
     build: Callable[..., StagedNetwork]
-    takes: Literal["images", "vectors"]
+    takes: Takes
     load_weights: Callable[[StagedNetwork, str | None], None] | None = None
 
 
@@ -50,6 +54,7 @@ BACKBONES: dict[str, Backbone] = {
     "conv-small": Backbone(conv_small, "images"),
     "linear": Backbone(linear, "vectors"),
     "mlp": Backbone(mlp, "vectors"),
+    "text": Backbone(text, "texts"),
 }
 
 
@@ -57,7 +62,8 @@ def build_backbone(name: str, *, pretrained: bool = True, weights: str | None = 
     """Build the backbone called ``name``; its signature decides which ``options`` exist.
 
     ``pretrained`` gives it its published weights where there are any; ``weights`` is the path or URL of the file if
-    that is not at its usual place. ``timm:NAME`` is the network NAME of the timm library.
+    that is not at its usual place. ``timm:NAME`` is the network NAME of the timm library, ``st:NAME`` the model or
+    folder NAME of sentence-transformers, which always has its weights.
     """
     if weights is not None and not pretrained:
         raise ValueError(f"{name}: weights = {weights!r} contradicts pretrained = false")
@@ -81,8 +87,10 @@ def build_backbone(name: str, *, pretrained: bool = True, weights: str | None = 
 def _find(name: str, pretrained: bool) -> Backbone:
     if name.startswith("timm:"):
         return Backbone(_timm_builder(name.removeprefix("timm:"), pretrained), "images")
+    if name.startswith("st:"):
+        return Backbone(partial(sentence_model, name.removeprefix("st:")), "texts")
     if name not in BACKBONES:
-        raise ValueError(f"unknown backbone {name!r}; choose from {', '.join(BACKBONES)}, timm:NAME")
+        raise ValueError(f"unknown backbone {name!r}; choose from {', '.join(BACKBONES)}, timm:NAME, st:NAME_OR_FOLDER")
     return BACKBONES[name]
 
 

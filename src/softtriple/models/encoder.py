@@ -3,26 +3,29 @@
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from jaxtyping import Float, Float32, Num
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softtriple.models.backbones import build_backbone
+from softtriple.config import build_checked, refuse_newer
+from softtriple.files import appearing_file, write_whole
+from softtriple.models.backbones import Takes, build_backbone
+from softtriple.models.inputs import Batch, Images, Texts, Vectors, input_batches
 from softtriple.models.preprocess import Preprocess
-from softtriple.models.weights import load_exactly
+from softtriple.models.weights import load_exactly, read_tensors, refuse_misfits, sha256_of, write_tensors
 
 Pooling = Literal["average", "average+max"]
 FrozenBatchNorm = Literal["off", "statistics", "statistics+affine"]
 
+FORMAT = 1  # of encoder.json: raise it when an older softtriple would misread what is written
 _WEIGHTS = "model.safetensors"
 _DESCRIPTION = "encoder.json"
 
@@ -47,6 +50,7 @@ class EncoderConfig:
     weights: str | None = None
     input_size: int | None = None
     width: int | None = None
+    buckets: int | None = None
     in_features: int | None = None
     hidden: tuple[int, ...] | None = None
 
@@ -64,6 +68,7 @@ class EncoderConfig:
         options = {
             "input_size": self.input_size,
             "width": self.width,
+            "buckets": self.buckets,
             "in_features": self.in_features,
             "hidden": self.hidden,
         }
@@ -71,10 +76,15 @@ class EncoderConfig:
 
 
 class Encoder(nn.Module):
-    """Images or vectors to unit vectors: backbone, pooling, optional layer norm, linear head.
+    """Images, vectors or texts to unit vectors: backbone, pooling, optional layer norm, linear head.
 
-    ``preprocess`` makes network input from images and is ``None`` where the input is vectors; ``class_names`` are
-    those of the training classes, for whoever loads the encoder later.
+    ``preprocess`` makes network input from images or texts and is ``None`` where the input is vectors; ``class_names``
+    are those of the training classes, for whoever loads the encoder later.
+
+    Example:
+        >>> encoder = Encoder.from_backbone("linear", dim=2, in_features=3)
+        >>> encoder.embed([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]).shape
+        (2, 2)
     """
 
     def __init__(self, config: EncoderConfig, class_names: Sequence[str] = ()) -> None:
@@ -87,8 +97,8 @@ class Encoder(nn.Module):
         # Convolutions on a CPU are 1.2 to 1.7 times as fast in this order of memory, whatever that of the input.
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.preprocess = self.backbone.preprocess
-        if self.preprocess is None and config.pooling != "average":
-            raise ValueError(f"{config.backbone} takes vectors: there is nothing to pool by {config.pooling}")
+        if self.takes != "images" and config.pooling != "average":
+            raise ValueError(f"{config.backbone} takes {self.takes}: there is nothing to pool by {config.pooling}")
         self._taps = self.backbone.taps if config.heads == 3 else (self.num_stages,)
         self._widths = self._tapped_widths() if config.heads == 3 else [self.backbone.num_features]
         features = sum(self._widths)
@@ -114,19 +124,52 @@ class Encoder(nn.Module):
         """Number of stages of the backbone."""
         return len(self.backbone.stage_names)
 
+    @property
+    def takes(self) -> Takes:
+        """What it makes vectors of: "images", "vectors" or "texts"."""
+        if self.preprocess is None:
+            return "vectors"
+        return "images" if isinstance(self.preprocess, Preprocess) else "texts"
+
     # From input to unit vectors, and the parts of that way.
 
-    def prepare(
-        self, batch: UInt8[Tensor, "batch height width 3"] | Float[Tensor, "batch in_features"]
-    ) -> Float[Tensor, "batch ..."]:
-        """Network input from a batch as data come: 8-bit RGB images, or vectors, which stay as they are."""
-        return batch if self.preprocess is None else self.preprocess(batch)
+    @torch.no_grad()
+    def embed(self, items: Images | Vectors | Texts, batch_size: int = 64) -> Float32[np.ndarray, "items dim"]:
+        """Unit vectors of ``items``: images, vectors or texts, whichever the encoder takes; of one item, one row.
 
-    def forward(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
+        Images are paths, Pillow images or 8-bit arrays of height×width×3, in any size; vectors are an array, tensor or
+        list of rows; texts are strings. Images are cut as in evaluation. Computes on the encoder's device, in
+        evaluation mode.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size = {batch_size} is too small: at least 1 is needed")
+        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+        was_training = self.training
+        self.eval()
+        try:
+            batches = input_batches(items, self.preprocess, self.config.in_features or 0, batch_size)
+            found = [self(self.prepare(batch).to(device)).float().cpu().numpy() for batch in batches]
+        finally:
+            self.train(was_training)
+        return np.concatenate([np.empty((0, self.dim), dtype=np.float32), *found])
+
+    def prepare(self, batch: Batch) -> Num[Tensor, "batch ..."]:
+        """Network input from a batch as data come: 8-bit RGB images, texts, or vectors, which stay as they are."""
+        return batch if self.preprocess is None else self.preprocess(batch)  # type: ignore[arg-type, return-value]
+
+    def example(self, count: int = 1) -> Num[Tensor, "count ..."]:
+        """Network input of ``count`` blank items, for whoever needs its shape."""
+        if self.preprocess is None:
+            return torch.zeros(count, self.config.in_features or 1)
+        if isinstance(self.preprocess, Preprocess):
+            return self.preprocess(torch.zeros(count, self.preprocess.size, self.preprocess.size, 3, dtype=torch.uint8))
+        return self.preprocess([""] * count)
+
+    def forward(self, inputs: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
         """Unit vectors of network input, as ``prepare`` makes it."""
         return self.project(self.features(inputs))
 
-    def features(self, inputs: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
+    def features(self, inputs: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
         """Pooled features of the backbone, before the layer norm and the head."""
         return self.features_from(inputs, 0)
 
@@ -138,15 +181,15 @@ class Encoder(nn.Module):
             features = self.head(features)
         return F.normalize(features, dim=-1)
 
-    def run_trunk(self, inputs: Float[Tensor, "batch ..."], last: int) -> Float[Tensor, "batch ..."]:
+    def run_trunk(self, inputs: Num[Tensor, "batch ..."], last: int) -> Num[Tensor, "batch ..."]:
         """Output of the first ``last`` stages: what a cache of a frozen trunk keeps."""
         return self.backbone.run(inputs, 0, last)
 
-    def run_from(self, x: Float[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch dim"]:
+    def run_from(self, x: Num[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch dim"]:
         """Unit vectors from the output of the first ``first`` stages: the rest of ``forward``."""
         return self.project(self.features_from(x, first))
 
-    def features_from(self, x: Float[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch features"]:
+    def features_from(self, x: Num[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch features"]:
         """Pooled features from the output of the first ``first`` stages, or from kept features themselves."""
         if first == self.num_stages and x.ndim == 2 and x.shape[1] == sum(self._widths):
             return x
@@ -169,10 +212,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def _tapped_widths(self) -> list[int]:
-        if self.preprocess is None:
-            x = torch.zeros(1, self.config.in_features or 1)
-        else:
-            x = self.preprocess(torch.zeros(1, self.preprocess.size, self.preprocess.size, 3, dtype=torch.uint8))
+        x = self.example()
         self.backbone.eval()
         return [self.backbone.run(x, 0, tap).shape[1] for tap in self._taps]
 
@@ -270,20 +310,24 @@ class Encoder(nn.Module):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all that inference needs to ``folder``: model.safetensors and encoder.json.
 
-        Each file appears, or replaces an older one, in one step; encoder.json comes last.
+        Each file appears, or replaces an older one, in one step; encoder.json comes last and holds the checksum of
+        the weights, so that it is never read with others.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.cpu().contiguous() for name, tensor in self.state_dict().items()}
+        with appearing_file(folder / _WEIGHTS) as temporary:
+            write_tensors(temporary, tensors)
+            checksum = sha256_of(temporary)
         description = {
+            "format": FORMAT,
             "softtriple": importlib.metadata.version("softtriple"),
+            "sha256": checksum,
             "config": asdict(self.config),
-            "preprocess": None if self.preprocess is None else asdict(self.preprocess),
+            "preprocess": asdict(self.preprocess) if isinstance(self.preprocess, Preprocess) else None,
             "class_names": self.class_names,
         }
-        text = json.dumps(description, indent=2, ensure_ascii=False)
-        _replace(folder / _WEIGHTS, lambda path: save_file(tensors, path, metadata={"format": "pt"}))
-        _replace(folder / _DESCRIPTION, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+        write_whole(folder / _DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> "Encoder":
@@ -293,15 +337,23 @@ class Encoder(nn.Module):
         for name in (_DESCRIPTION, _WEIGHTS):
             if not (folder / name).is_file():
                 raise FileNotFoundError(f"{folder}: no encoder here, {name} is missing")
-        config, preprocess, class_names = _read_description(folder / _DESCRIPTION)
-        encoder = cls(replace(config, pretrained=False, weights=None), class_names)
-        encoder.config = config
-        # What the weights were trained on, even where this version's default has become another.
-        encoder.preprocess = preprocess
+        described = _read_description(folder / _DESCRIPTION)
+        tensors = read_tensors(folder / _WEIGHTS)
+        bare = replace(described.config, pretrained=False, weights=None)
         try:
-            tensors = load_file(folder / _WEIGHTS)
-        except SafetensorError as error:
-            raise ValueError(f"{folder / _WEIGHTS}: not a readable safetensors file ({error})") from error
+            # On the meta device sizes take no memory: a description that does not fit the weights never gets any.
+            with torch.device("meta"):
+                sketch = cls(bare)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{folder / _DESCRIPTION}: no encoder can be built like that ({error})") from error
+        refuse_misfits(sketch, tensors, str(folder / _WEIGHTS))
+        if described.sha256 not in (None, sha256_of(folder / _WEIGHTS)):
+            raise ValueError(f"{folder / _WEIGHTS}: damaged, or not the weights that {_DESCRIPTION} belongs to")
+        encoder = cls(bare, described.class_names)
+        encoder.config = described.config
+        if described.preprocess is not None:
+            # What the weights were trained on, even where this version's default has become another.
+            encoder.preprocess = described.preprocess
         load_exactly(encoder, tensors, str(folder / _WEIGHTS))
         return encoder.eval()
 
@@ -320,28 +372,26 @@ class TappedHeads(nn.Module):
         return torch.cat([F.normalize(f(part), dim=-1) for f, part in zip(self.linears, parts, strict=True)], dim=1)
 
 
-def _read_description(path: Path) -> tuple[EncoderConfig, Preprocess | None, tuple[str, ...]]:
+@dataclass(frozen=True, kw_only=True)
+class _Description:
+    """The content of encoder.json; those written before version 0.2 have neither ``format`` nor ``sha256``."""
+
+    config: EncoderConfig
+    preprocess: Preprocess | None
+    class_names: tuple[str, ...]
+    format: int = FORMAT
+    sha256: str | None = None
+    softtriple: str = ""
+
+
+def _read_description(path: Path) -> _Description:
     try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-        config, preprocess = description["config"], description["preprocess"]
-        return (
-            EncoderConfig(**_with_tuples(config)),
-            None if preprocess is None else Preprocess(**_with_tuples(preprocess)),
-            tuple(description["class_names"]),
-        )
-    except KeyError as error:
-        raise ValueError(f"{path}: the entry {error} is missing") from error
-    except (TypeError, ValueError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not the description of an encoder ({error})") from error
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    """``fields`` with the tuples that JSON made lists."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file beside ``path``, then put it in its place in one step."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    write(temporary)
-    temporary.replace(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not the description of an encoder but a {type(content).__name__}")
+    refuse_newer(path, content.get("format"), FORMAT)
+    description = build_checked(_Description, content, where=str(path))
+    assert isinstance(description, _Description)
+    return description

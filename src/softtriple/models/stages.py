@@ -7,10 +7,10 @@ Running a network in parts is what lets a frozen trunk be computed once and kept
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from jaxtyping import Float
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from softtriple.models.preprocess import Preprocess
+from softtriple.models.preprocess import Preprocess, TextPreprocess
 
 
 class StagedNetwork(nn.Module, ABC):
@@ -18,7 +18,7 @@ class StagedNetwork(nn.Module, ABC):
 
     ``num_features`` is the number of channels (image networks) or columns (networks on vectors) of the output;
     ``taps`` are three stage counts, the last of them all stages, after which a cascade may take features;
-    ``preprocess`` makes the input from images and is ``None`` for networks on vectors.
+    ``preprocess`` makes the input from images or texts and is ``None`` for networks on vectors.
     A child module belongs to the stage whose name it bears, alone or followed by ``_``.
     """
 
@@ -28,7 +28,7 @@ class StagedNetwork(nn.Module, ABC):
         stage_names: tuple[str, ...],
         num_features: int,
         taps: tuple[int, int, int],
-        preprocess: Preprocess | None,
+        preprocess: Preprocess | TextPreprocess | None,
     ) -> None:
         super().__init__()
         self.stage_names = stage_names
@@ -37,10 +37,10 @@ class StagedNetwork(nn.Module, ABC):
         self.preprocess = preprocess
 
     @abstractmethod
-    def run_stage(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+    def run_stage(self, index: int, x: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Output of stage ``index`` for the output ``x`` of the stage before it."""
 
-    def run(self, x: Float[Tensor, "batch ..."], first: int = 0, last: int | None = None) -> Float[Tensor, "batch ..."]:
+    def run(self, x: Num[Tensor, "batch ..."], first: int = 0, last: int | None = None) -> Num[Tensor, "batch ..."]:
         """Output of the stages ``first`` to ``last - 1``: ``run(run(x, 0, n), n)`` is ``run(x)``."""
         count = len(self.stage_names)
         last = count if last is None else last
@@ -50,7 +50,7 @@ class StagedNetwork(nn.Module, ABC):
             x = self.run_stage(index, x)
         return x
 
-    def forward(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+    def forward(self, x: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Output of all stages: a feature map before pooling, or feature vectors."""
         return self.run(x)
 
@@ -69,13 +69,13 @@ class Chain(StagedNetwork):
         *,
         num_features: int,
         taps: tuple[int, int, int],
-        preprocess: Preprocess | None,
+        preprocess: Preprocess | TextPreprocess | None,
     ) -> None:
         super().__init__(stage_names=tuple(stages), num_features=num_features, taps=taps, preprocess=preprocess)
         for name, module in stages.items():
             self.add_module(name, module)
 
-    def run_stage(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+    def run_stage(self, index: int, x: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Output of the module that is stage ``index``."""
         output: Tensor = self.get_submodule(self.stage_names[index])(x)
         return output

@@ -1,0 +1,140 @@
+"""SoftTripleEmbedding among scikit-learn's own."""
+
+import copy
+import doctest
+import io
+from collections.abc import Iterator
+
+import jaxtyping
+import joblib
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from softtriple import SoftTripleEmbedding, estimator
+
+QUICK = SoftTripleEmbedding(4, epochs=10)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """As users run it: scikit-learn sets parameters to nonsense, which the type checks of the tests would refuse."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+# Its check of the array API is left out by scikit-learn itself, unless the environment sets SCIPY_ARRAY_API.
+@parametrize_with_checks([QUICK, clone(QUICK).set_params(hidden_layer_sizes=(16,))])
+@pytest.mark.usefixtures("unchecked")
+def test_what_scikit_learn_checks(estimator, check) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, ...]:
+    X, y = load_digits(return_X_y=True)
+    return tuple(train_test_split(X, y, random_state=0, stratify=y))
+
+
+@pytest.fixture(scope="module")
+def fitted(digits) -> SoftTripleEmbedding:
+    return SoftTripleEmbedding(epochs=15, random_state=0).fit(digits[0], digits[2])
+
+
+def test_digits(digits, fitted: SoftTripleEmbedding) -> None:
+    X, held_out, y, truth = digits
+    assert fitted.score(held_out, truth) > 0.96
+    neighbors = KNeighborsClassifier(1).fit(fitted.transform(X), y)
+    assert neighbors.score(fitted.transform(held_out), truth) > 0.96
+    assert len(fitted.loss_curve_) == fitted.epochs
+    assert fitted.loss_curve_[-1] < fitted.loss_curve_[0]
+
+
+def test_vectors_are_of_unit_length_in_the_precision_of_the_input(digits, fitted: SoftTripleEmbedding) -> None:
+    for dtype in (np.float32, np.float64):
+        vectors = fitted.transform(digits[1].astype(dtype))
+        assert vectors.dtype == dtype
+        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-6)
+    assert fitted.get_feature_names_out()[:2].tolist() == ["softtripleembedding0", "softtripleembedding1"]
+    assert len(fitted.get_feature_names_out()) == vectors.shape[1] == 32
+
+
+def test_similarities_are_those_of_the_loss(digits, fitted: SoftTripleEmbedding) -> None:
+    vectors = torch.tensor(fitted.transform(digits[1]))
+    expected = fitted.loss_.similarities(vectors).detach().numpy()
+    np.testing.assert_allclose(fitted.decision_function(digits[1]), expected, rtol=1e-6)
+    assert np.array_equal(fitted.predict(digits[1]), expected.argmax(axis=1))
+
+
+def test_the_same_seed_gives_the_same_and_leaves_torch_alone() -> None:
+    X, y = load_iris(return_X_y=True)
+    before = torch.get_rng_state()
+    first, again = (SoftTripleEmbedding(3, epochs=2, random_state=7).fit(X, y).transform(X) for _ in range(2))
+    other = SoftTripleEmbedding(3, epochs=2, random_state=8).fit(X, y).transform(X)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_it_travels(digits, fitted: SoftTripleEmbedding) -> None:
+    file = io.BytesIO()
+    joblib.dump(fitted, file)
+    file.seek(0)
+    for other in (joblib.load(file), copy.deepcopy(fitted)):
+        assert np.array_equal(other.transform(digits[1]), fitted.transform(digits[1]))
+    assert clone(fitted).get_params() == fitted.get_params()
+
+
+def test_in_a_pipeline_and_a_grid() -> None:
+    X, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    pipeline = make_pipeline(StandardScaler(), SoftTripleEmbedding(8, random_state=0))
+    assert cross_val_score(pipeline, X, names, cv=3).mean() > 0.9
+    grid = GridSearchCV(pipeline, {"softtripleembedding__centers_per_class": [1, 3]}, cv=2).fit(X, names)
+    assert grid.best_score_ > 0.9
+    assert set(grid.predict(X)) == set(names)
+    ending_in_neighbors = make_pipeline(
+        StandardScaler(), SoftTripleEmbedding(8, random_state=0), KNeighborsClassifier(3)
+    )
+    assert cross_val_score(ending_in_neighbors, X, names, cv=3).mean() > 0.9
+
+
+def test_classes_of_several_modes() -> None:
+    """Four blobs, opposite ones of one class: no single direction is near both, so that one centre must fail."""
+    random = np.random.default_rng(0)
+    corners = 3 * np.array([[1, 0, 1], [0, 1, 1], [-1, 0, 1], [0, -1, 1]])
+    mode = random.integers(0, 4, 400)
+    X, y = corners[mode] + 0.5 * random.standard_normal((400, 3)), mode % 2
+    scores = [
+        SoftTripleEmbedding(3, centers_per_class=k, epochs=20, random_state=0).fit(X, y).score(X, y) for k in (1, 4)
+    ]
+    assert scores[1] > 0.95
+    assert scores[0] < 0.8
+
+
+@pytest.mark.parametrize(
+    ("parameter", "message"),
+    [
+        ({"n_components": 0}, "dim = 0 is not positive"),
+        ({"gamma": 0.0}, "gamma = 0.0 must be a finite number above 0"),
+        ({"batch_size": 0}, "batch_size = 0 is too small"),
+        ({"epochs": 0}, "epochs = 0 is too few"),
+        ({"hidden_layer_sizes": (0,)}, "must be positive sizes"),
+    ],
+)
+def test_parameters_that_cannot_be(parameter: dict[str, object], message: str) -> None:
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(ValueError, match=message):
+        SoftTripleEmbedding(**parameter).fit(X, y)
+
+
+def test_the_example_in_the_docstring() -> None:
+    assert doctest.testmod(estimator) == (0, 6)
