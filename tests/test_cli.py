@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from softtriple import Encoder
 from softtriple.cli import main
 
 
@@ -87,6 +88,56 @@ def test_embed_reads_a_table_with_its_own_columns(softtriple, tmp_path: Path) ->
     embedded = softtriple("embed", out, table, "--out", tmp_path / "embedded.npz", *columns)
     assert embedded.status == 0, embedded.err
     assert "8 embeddings" in embedded.err
+    with np.load(tmp_path / "embedded.npz") as file:
+        by_hand = Encoder.load(out).embed(file["paths"].tolist())
+        np.testing.assert_allclose(by_hand, file["vectors"], atol=1e-6)
+
+
+def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None:
+    run, store = tmp_path / "run", tmp_path / "store"
+    assert train_small(softtriple, vectors, run).status == 0
+    indexed = softtriple("index", run, vectors, "--store", store, "--check", "--json")
+    assert indexed.status == 0, indexed.err
+    told = {"store": str(store), "added": 60, "updated": 0, "unchanged": 0, "items": 60, "classes": 6}
+    assert json.loads(indexed.out) == {**told, "recall_at_10": 1.0}
+
+    found = softtriple("search", run, "row:0", "row:7", "--store", store, "-k", 3, "--json")
+    assert found.status == 0, found.err
+    answers = json.loads(found.out)["queries"]
+    assert [answer["query"] for answer in answers] == ["row:0", "row:7"]
+    for hits in (answer["hits"] for answer in answers):
+        assert len(hits) == 3
+        assert hits[0]["score"] == pytest.approx(1, abs=1e-6)
+        assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    shown = softtriple("search", run, "row:0", "--store", store, "--class", "c", "--exact")
+    assert shown.status == 0, shown.err
+    lines = shown.out.splitlines()
+    assert lines[1].split() == ["rank", "score", "class", "item"]
+    assert [line.split()[2] for line in lines[2:]] == ["c"] * 10
+
+    told = softtriple("centers", run, "--out", tmp_path / "centers.svg", "--json")
+    assert told.status == 0, told.err
+    assert set(json.loads(told.out)["classes"]) <= set("abcdef")
+    assert "<svg" in (tmp_path / "centers.svg").read_text()
+    assert "distinct on average" in softtriple("centers", run).out
+
+    deleted = softtriple("index", run, vectors, "--store", store, "--split", "test", "--delete")
+    assert deleted.out == f"{store}: deleted 30\n"
+
+    for arguments, status, sentence in [
+        (["search", run, "row:0", "--store", tmp_path / "nowhere"], 1, "there is no store here; make it with"),
+        (["search", run, "row:99", "--store", store], 1, "the run has 30 test items"),
+        (["search", run, "row:0", "--store", store, "--class", "zebra"], 1, "there is no class 'zebra'"),
+        (["search", run, "row:0"], 2, "--store"),
+        (["search", run, "row:0", "--store", store, "-k", 0], 2, "-k"),
+        (["index", run, vectors, "--store", store, "--split", "half"], 2, "--split"),
+        (["index", run, vectors, "--store", store, "--delete", "--check"], 2, "--delete"),
+        (["centers", tmp_path], 1, "not a run directory"),
+    ]:
+        answer = softtriple(*arguments)
+        assert (answer.status, answer.out) == (status, "")
+        assert sentence in answer.err
+        assert "Traceback" not in answer.err
 
 
 def test_a_finished_run_resumes_to_its_report(softtriple, vectors: Path, tmp_path: Path) -> None:
@@ -132,6 +183,30 @@ def test_what_a_user_got_wrong_is_one_sentence(
     assert answer.err.startswith("softtriple: ") or "\nsofttriple: " in answer.err
     assert "Traceback" not in answer.err
     assert answer.out == ""
+
+
+def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for label in range(4):
+        (data / str(label)).mkdir(parents=True)
+        for row in range(3):
+            picture = np.random.default_rng(row).integers(0, 255, (36, 36, 3), dtype=np.uint8)
+            Image.fromarray(picture).save(data / str(label) / f"{row}.png")
+    (data / "1" / "broken\n\x1b[31m.png").write_text("no picture")
+    small = ("--backbone", "conv-small", "--epochs", 1, "--dim", 4)
+    stopped = softtriple("train", data, "--out", tmp_path / "stopped", *small)
+    assert stopped.status == 1
+    assert r"broken\n\x1b[31m.png': not a readable image" in stopped.err.splitlines()[-1]
+    skipped = softtriple("train", data, "--out", tmp_path / "run", *small, "--on-error", "skip")
+    assert skipped.status == 0, skipped.err
+    assert "left out: 1 of 7 images" in skipped.err
+    out = tmp_path / "embedded.npz"
+    assert softtriple("embed", tmp_path / "run", data, "--out", out).status == 1
+    embedded = softtriple("embed", tmp_path / "run", data, "--out", out, "--on-error", "skip")
+    assert embedded.status == 0, embedded.err
+    with np.load(out) as file:
+        assert [Path(path).parent.name for path in file["paths"]] == file["class_names"][file["labels"]].tolist()
+        assert len(file["paths"]) == 12
 
 
 def test_a_run_is_not_overwritten(softtriple, vectors: Path, tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ def test_every_kind_of_item_has_a_picture(tmp_path: Path) -> None:
     assert picture(Split(Vectors(np.ones((1, 2), dtype=np.float32)), one), 0) == "row 0"
 
 
+def test_a_long_text_is_shortened() -> None:
+    split = Split(Texts(("word " * 100, "x" * 160)), np.array([0, 1]))
+    assert picture(split, 0) == "word " * 31 + "word…"
+    assert picture(split, 1) == "x" * 160
+
+
 def test_neighbours_are_the_nearest_other_items() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     split = Split(Texts(tuple(f"item {row}" for row in range(12))), LABELS)

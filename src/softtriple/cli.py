@@ -1,10 +1,13 @@
 """The command line: one verb for each thing a person does. torch is imported inside the verbs, so --help is quick."""
 
+import enum
 import itertools
 import json
+import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -23,10 +26,27 @@ app = typer.Typer(
 Data = Annotated[
     str, typer.Argument(help="Folder, .csv, .npz, .parquet, cub:PATH, ..., glyphs or digits.", metavar="DATA")
 ]
+RunArgument = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
+StoreOption = Annotated[
+    str, typer.Option("--store", help="A folder, s3://bucket/path, or http://host:19530 of Milvus.", metavar="URI")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, progress on standard error.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
+]
+
+
+class Choice(enum.StrEnum):
+    """What to do about a file that cannot be read."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+OnError = Annotated[
+    Choice | None,
+    typer.Option("--on-error", help="At a file that cannot be read: stop, or skip it and say why; default stop."),
 ]
 
 
@@ -35,11 +55,14 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        print("softtriple: stopped", file=sys.stderr)  # noqa: T201
+        print(f"{_speaker()}: stopped", file=sys.stderr)  # noqa: T201
         sys.exit(130)
     except (ValueError, OSError, FloatingPointError, ImportError, MemoryError) as error:
-        print(f"softtriple: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        _fail(str(error) or "out of memory")
+    except RuntimeError as error:  # what torch raises where Python would raise MemoryError
+        if "can't allocate memory" not in str(error):
+            raise
+        _fail(f"out of memory ({str(error).splitlines()[0]})")
 
 
 @app.command()
@@ -52,6 +75,7 @@ def train(
     backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
     dim: Annotated[int | None, typer.Option("--dim", help="Length of the embedding.", metavar="N")] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data.", metavar="N")] = None,
+    on_error: OnError = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
     as_json: AsJson = False,
@@ -60,20 +84,30 @@ def train(
     chosen = _configuration(config, out, resume)
     if preset is not None:
         chosen = with_preset(chosen, preset)
-    named = {"dataset": data, "loss.name": loss, "model.backbone": backbone, "model.dim": dim, "train.epochs": epochs}
+    named = {
+        "dataset": data,
+        "data.on_error": on_error,
+        "loss.name": loss,
+        "model.backbone": backbone,
+        "model.dim": dim,
+        "train.epochs": epochs,
+    }
     changes = [f"{name}={json.dumps(value)}" for name, value in named.items() if value is not None]
     chosen = with_settings(chosen, [*changes, *(settings or [])])
 
-    from softtriple import experiment, illustrate
+    from softtriple import dist, experiment, illustrate
     from softtriple.progress import Reporter
     from softtriple.training.run import RunDir
 
-    reporter = Reporter()
-    try:
-        outcome = experiment.train(chosen, RunDir(out), reporter, resume=resume)
-    except KeyboardInterrupt:
-        reporter.note(f"stopped; continue with: softtriple train {data} --out {out} --resume")
-        raise
+    with dist.joined():
+        reporter = Reporter(quiet=not dist.is_main())
+        try:
+            outcome = experiment.train(chosen, RunDir(out), reporter, resume=resume)
+        except KeyboardInterrupt:
+            reporter.note(f"stopped; continue with: softtriple train {data} --out {out} --resume")
+            raise
+        if not dist.is_main():
+            return
     illustrate.write_page(outcome.run, {illustrate.method_name(outcome): outcome}, command=_command())
     _print_report(outcome.report, as_json, run=str(out))
     reporter.note(f"the encoder is in {outcome.run.encoder}, the report in {outcome.run.page_file}")
@@ -87,18 +121,26 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option("--data", help="Other data than the run was trained on.", metavar="DATA")
     ] = None,
+    settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure retrieval and clustering of a run on its test classes, or of vectors from anywhere."""
-    from softtriple import inference
+    from softtriple import dist, inference
     from softtriple.progress import Reporter
 
-    if Path(source).is_dir():
-        _print_report(inference.evaluate_run(Path(source), data, Reporter()), as_json)
-    elif data is not None:
+    is_run = Path(source).is_dir()
+    if data is not None and not is_run:
         raise typer.BadParameter("--data goes with a run directory", param_hint="--data")
-    else:
-        _print_report(inference.evaluate_file(Path(source)), as_json)
+    if settings and data is None:
+        raise typer.BadParameter("--set goes with --data: how to read it", param_hint="--set")
+    other = None if data is None else with_settings(Config(dataset=data), _about_data(settings))
+    with dist.joined():
+        reporter = Reporter(quiet=not dist.is_main())
+        report = (
+            inference.evaluate_run(Path(source), other, reporter) if is_run else inference.evaluate_file(Path(source))
+        )
+        if dist.is_main():
+            _print_report(report, as_json)
 
 
 @app.command()
@@ -106,16 +148,18 @@ def embed(
     run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
     data: Data,
     out: Annotated[Path, typer.Option("--out", help=".npz or .parquet to write.", metavar="FILE")],
+    on_error: OnError = None,
     settings: Settings = None,
 ) -> None:
     """Write the embedding, class and path of every item of DATA to FILE."""
-    from softtriple import inference
+    from softtriple import dist, inference
     from softtriple.progress import Reporter
 
-    chosen = with_settings(Config(dataset=data), settings or [])
-    reporter = Reporter()
-    count = inference.embed_data(run, chosen, out, reporter)
-    reporter.note(f"{count} embeddings in {out}")
+    chosen = with_settings(Config(dataset=data), [*_on_error(on_error), *_about_data(settings)])
+    with dist.joined():
+        reporter = Reporter(quiet=not dist.is_main())
+        count = inference.embed_data(run, chosen, out, reporter)
+        reporter.note(f"{count} embeddings in {out}")
 
 
 @app.command()
@@ -183,6 +227,136 @@ def reproduce(
 
 
 @app.command()
+def index(
+    run: RunArgument,
+    data: Data,
+    store: StoreOption,
+    part: Annotated[Literal["all", "train", "test"], typer.Option("--split", help="Which half of DATA.")] = "all",
+    kind: Annotated[
+        Literal["auto", "flat", "approximate"],
+        typer.Option("--index", help="flat: exact; approximate: faster for many items; auto: by their number."),
+    ] = "auto",
+    again: Annotated[bool, typer.Option("--again", help="Embed stored items anew: their files have changed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the items of DATA from the store instead.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
+    on_error: OnError = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Embed the items of DATA with the encoder of RUN and put them into a vector store; what is there is updated."""
+    from softtriple import catalog
+    from softtriple.progress import Reporter
+
+    if delete and (again or check or kind != "auto"):
+        raise typer.BadParameter("it goes with no --again, --check or --index", param_hint="--delete")
+    reporter = Reporter()
+    chosen = with_settings(Config(dataset=data), [*_on_error(on_error), *_about_data(settings)])
+    if delete:
+        told: dict[str, Any] = {"deleted": catalog.delete_data(run, chosen, store, reporter, part=part)}
+    else:
+        try:
+            told = asdict(catalog.index_data(run, chosen, store, reporter, part=part, index=kind, again=again))
+        except KeyboardInterrupt:
+            reporter.note("stopped; the same command continues")
+            raise
+    if check:
+        told["recall_at_10"] = catalog.check_recall(run, store, reporter)
+    text = ", ".join(f"{name.replace('_', ' ')} {round(number, 4)}" for name, number in told.items())
+    print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")  # noqa: T201
+
+
+@app.command()
+def search(
+    run: RunArgument,
+    queries: Annotated[
+        list[str],
+        typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY..."),
+    ],
+    store: StoreOption,
+    k: Annotated[int, typer.Option("-k", help="How many neighbours.", min=1, metavar="N")] = 10,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", help="Only items of this class; repeatable.", metavar="NAME")
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Do without the approximate index.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the items of a store that are most similar to each QUERY."""
+    from softtriple import catalog
+    from softtriple.progress import Reporter
+
+    found = catalog.search(run, queries, store, Reporter(), k=k, classes=classes or [], exact=exact)
+    if as_json:
+        answers = [
+            {"query": query, "hits": [{**asdict(hit.item), "score": hit.score} for hit in hits]}
+            for query, hits in zip(queries, found, strict=True)
+        ]
+        print(json.dumps({"queries": answers}))  # noqa: T201
+    else:
+        print("\n\n".join(map(catalog.table, queries, found)))  # noqa: T201
+
+
+@app.command()
+def centers(
+    run: RunArgument,
+    out: Annotated[Path | None, typer.Option("--out", help="Draw them to a .svg or .png file.", metavar="FILE")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how many centres of each class are distinct, after the regulariser has merged what was not needed."""
+    from softtriple import centers as counting
+
+    counts = counting.count_centers(run)
+    if out is not None:
+        counting.draw(counts, out)
+    told = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}
+    print(json.dumps(told) if as_json else counting.text(counts))  # noqa: T201
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    out: Annotated[Path, typer.Option("--out", help="The file: .onnx, .pt or .pt2 by its format.", metavar="FILE")],
+    format: Annotated[str, typer.Option("--format", help="onnx, torchscript or torch-export.")] = "onnx",
+    as_json: AsJson = False,
+) -> None:
+    """Write the encoder of RUN as one file that needs no softtriple, once its vectors have been found the same."""
+    from softtriple.export import export_encoder
+    from softtriple.models import Encoder
+
+    made = export_encoder(Encoder.load(run), out, format)
+    if as_json:
+        print(json.dumps({**made._asdict(), "file": str(made.file)}))  # noqa: T201
+    else:
+        opset = "" if made.opset is None else f", opset {made.opset}"
+        taken = made.description["input"]
+        print(f"{made.file}: {made.format}{opset}; its vectors differ by {made.difference:.1g} at most")  # noqa: T201
+        print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")  # noqa: T201
+
+
+@app.command()
+def serve(
+    run: RunArgument,
+    store: StoreOption,
+    host: Annotated[str, typer.Option("--host", help="The address to listen on.", metavar="HOST")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="The port to listen on.", min=1, max=65535)] = 8000,
+    token: Annotated[
+        str | None,
+        typer.Option("--token", help="Asked of everybody; better given by the environment.", envvar="SOFTTRIPLE_TOKEN"),
+    ] = None,
+    allow_public: Annotated[
+        bool, typer.Option("--allow-public", help="Listen on a public address without a token.")
+    ] = False,
+) -> None:
+    """Show the run and its store in the browser: search by picture, a map, and which classes fail and why."""
+    try:
+        from softtriple.gallery import serving
+    except ImportError as error:
+        raise ImportError(f"the gallery needs {error.name}: pip install 'softtriple[serve]'") from error
+    from softtriple.progress import Reporter
+
+    serving.serve(run, store, host=host, port=port, token=token, allow_public=allow_public, reporter=Reporter())
+
+
+@app.command()
 def info(as_json: AsJson = False) -> None:
     """Show versions, device, backbones and whether their weights are at hand, and what the cache holds."""
     from softtriple import about
@@ -203,6 +377,31 @@ def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
     if resume and (out / "config.toml").exists():
         return read_config(out / "config.toml")
     return Config()
+
+
+def _fail(reason: str) -> NoReturn:
+    # One line, whatever is in the name of a file: line breaks, or what a terminal would obey.
+    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
+    print(f"{_speaker()}: {line}", file=sys.stderr)  # noqa: T201
+    sys.exit(1)
+
+
+def _speaker() -> str:
+    """Who says it: under torchrun several processes may have something to say."""
+    rank = os.environ.get("RANK", "0")
+    return "softtriple" if rank == "0" else f"softtriple, rank {rank}"
+
+
+def _about_data(settings: list[str] | None) -> list[str]:
+    """Settings for verbs that read data and train nothing: of the others none would have an effect."""
+    for setting in settings or []:
+        if not setting.startswith("data."):
+            raise typer.BadParameter(f"{setting}: only data.* has an effect here", param_hint="--set")
+    return settings or []
+
+
+def _on_error(choice: Choice | None) -> list[str]:
+    return [] if choice is None else [f"data.on_error={choice}"]
 
 
 def _print_report(report: "Report", as_json: bool, **more: str) -> None:

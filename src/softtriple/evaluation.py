@@ -1,5 +1,6 @@
 """From vectors and labels to a report: ranks, neighbours and clusters, in bounded memory."""
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,13 +12,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from softtriple import dist
 from softtriple.metrics.bootstrap import class_intervals
 from softtriple.metrics.clustering import ami, kmeans, nmi
 from softtriple.metrics.ranks import ByClass, FirstHit
 from softtriple.metrics.report import KMeansRuns, Report
 from softtriple.metrics.retrieval import average_precision_at_r, r_precision_per_query
 from softtriple.search.knn import SPARE, TopK
-from softtriple.similarity import tiles
+from softtriple.similarity import Tile, tiles
 
 # Beyond so many classes an iteration of k-means takes seconds, and runs differ little, because what is chance in one
 # cluster averages out over thousands: one run, which stops when an iteration gains less than a hundredth.
@@ -77,6 +79,8 @@ def evaluate(
     ``kmeans_restarts`` is 5, or 1 beyond a thousand classes, unless given; 0 leaves out NMI and AMI. ``bootstrap`` is
     the number of resamples for the intervals; 0 leaves them out. Working memory stays within about
     ``memory_budget`` bytes, besides one unit-length copy of the vectors. ``seed`` fixes k-means and bootstrap.
+
+    Over several ranks each has all vectors and calls it; they share the work, and all have the report of one process.
     """
     if not recall_at or min(recall_at) < 1:
         raise ValueError(f"recall_at = {tuple(recall_at)}: give at least one rank, each at least 1")
@@ -145,7 +149,8 @@ def _rank(queries: ByClass, gallery: ByClass | None, memory_budget: int) -> _Ran
     # While candidates are sorted and scored, each takes about 100 bytes. Classes can be so large that those of all
     # queries together do not fit; then a block of queries at a time is searched for its neighbours.
     block = max(1, memory_budget // (2 * 100 * (int(positives.amax()) + SPARE)))
-    blocks = [slice(start, start + block) for start in range(0, len(positives), block)]
+    own = dist.share(len(positives))  # each rank finds the neighbours of its queries, and counts in its tiles
+    blocks = [slice(start, min(start + block, own.stop)) for start in range(own.start, own.stop, block)]
 
     def top_k(part: slice) -> TopK:
         self_at = part.start if gallery is None else None
@@ -155,15 +160,19 @@ def _rank(queries: ByClass, gallery: ByClass | None, memory_budget: int) -> _Ran
     first_hit = FirstHit(queries, gallery, memory_budget)
     # Neighbours from the tiles of the rank count save products of their own but select more slowly than faiss. That
     # pays in 512 dimensions up to about 60 candidates, in 128 for a handful at most, and in 64 never.
-    shares = len(blocks) == 1 and 16 * (int(positives.amax()) + SPARE) <= items.vectors.shape[1]
+    alone = dist.world_size() == 1
+    shares = alone and len(blocks) == 1 and 16 * (int(positives.amax()) + SPARE) <= items.vectors.shape[1]
     shared = top_k(blocks[0]) if shares else None
-    for tile in tiles(queries.vectors, None if gallery is None else gallery.vectors, memory_budget // 2):
+    for tile in _own_tiles(queries.vectors, None if gallery is None else gallery.vectors, memory_budget // 2):
         first_hit.update(tile)
         if shared is not None:
             shared.update(tile)
 
+    dist.sum_(first_hit.before)
+
     labels_by_row = items.unsort(items.labels)
-    r_precision, average_precision = [], []
+    nothing = torch.empty(0, dtype=torch.float64, device=positives.device)
+    r_precision, average_precision = [nothing], [nothing]
     for part in blocks:
         top = shared
         if top is None:
@@ -172,7 +181,35 @@ def _rank(queries: ByClass, gallery: ByClass | None, memory_budget: int) -> _Ran
         relevance = labels_by_row[top.neighbors().rows], queries.labels[part], positives[part]
         r_precision.append(r_precision_per_query(*relevance))
         average_precision.append(average_precision_at_r(*relevance))
-    return _Ranking(positives, first_hit.ranks(), torch.cat(r_precision), torch.cat(average_precision))
+    found = (dist.gather_rows(torch.cat(values)) for values in (r_precision, average_precision))
+    return _Ranking(positives, first_hit.ranks(), *found)
+
+
+def _own_tiles(
+    queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"] | None, memory_budget: int
+) -> Iterator[Tile]:
+    """This rank's part of all tiles: rows of queries, in one process all of them.
+
+    Without a gallery the upper triangle is divided into runs of rows of equal area, and each tile beside the diagonal
+    handed out as its transpose too.
+    """
+    if gallery is not None:
+        own = dist.share(len(queries))
+        for tile in tiles(queries[own], gallery, memory_budget):
+            yield Tile(_shifted(tile.rows, own.start), tile.cols, tile.values)
+        return
+    bounds = (dist.rank(), dist.rank() + 1)
+    start, stop = (round(len(queries) * (1 - (1 - bound / dist.world_size()) ** 0.5)) for bound in bounds)
+    for tile in tiles(queries[start:stop], None, memory_budget):
+        yield Tile(_shifted(tile.rows, start), _shifted(tile.cols, start), tile.values)
+    for tile in tiles(queries[start:stop], queries[stop:], memory_budget):
+        rows, cols = _shifted(tile.rows, start), _shifted(tile.cols, stop)
+        yield Tile(rows, cols, tile.values)
+        yield Tile(cols, rows, tile.values.T)
+
+
+def _shifted(run: slice, by: int) -> slice:
+    return slice(run.start + by, run.stop + by)
 
 
 class _Clusters(NamedTuple):
@@ -184,14 +221,18 @@ class _Clusters(NamedTuple):
 def _cluster(items: ByClass, num_clusters: int, restarts: int, seed: int) -> _Clusters:
     tolerance = 1e-4 if num_clusters <= _MANY_CLASSES else 1e-2
     vectors = items.vectors
-    runs = [kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance) for restart in range(restarts)]
-    nmis = [nmi(items.labels, run.clusters) for run in runs]
-    amis = [ami(items.labels, run.clusters) for run in runs]
-    best = min(range(restarts), key=lambda restart: runs[restart].objective)
+
+    def run(restart: int) -> tuple[float, float, float]:
+        found = kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance)
+        return found.objective, nmi(items.labels, found.clusters), ami(items.labels, found.clusters)
+
+    of_ranks = dist.gather_objects([run(restart) for restart in range(restarts)[dist.share(restarts)]])
+    objectives, nmis, amis = zip(*itertools.chain.from_iterable(of_ranks), strict=True)
+    best = min(range(restarts), key=lambda restart: objectives[restart])
     summary = KMeansRuns(
         seed=seed,
         restarts=restarts,
-        objective=runs[best].objective,
+        objective=objectives[best],
         nmi_spread=max(nmis) - min(nmis),
         ami_spread=max(amis) - min(amis),
     )

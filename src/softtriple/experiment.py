@@ -1,13 +1,15 @@
 """The one place that knows everything: a configuration becomes data, encoder, loss, optimiser, a run, a report."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from softtriple import dist
 from softtriple.choices import choose_head_init, choose_trainable, has_centers, heads_of, resolve
 from softtriple.config import Config, DataConfig
 from softtriple.data import (
@@ -25,13 +27,17 @@ from softtriple.data import (
     shuffled,
 )
 from softtriple.evaluation import Embeddings, evaluate
-from softtriple.feeds import Feed, Reading, Rows, embed_feed, pixel_feed, trunk_bytes, trunk_feed, trunk_fits
-from softtriple.losses import build_loss
+from softtriple.feeds import Feed, Reading, Rows, pixel_feed, trunk_bytes, trunk_feed, trunk_fits
+from softtriple.files import appearing_file, write_whole
+from softtriple.losses import LOSSES, SoftTripleLoss, build_loss, sample_classes, shard
 from softtriple.metrics import Report
-from softtriple.models import Encoder, EncoderConfig
+from softtriple.models import Encoder, EncoderConfig, Preprocess
+from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
+from softtriple.training.embedding import embed_together
 from softtriple.training.fit import fit
-from softtriple.training.run import RunDir, write_whole
+from softtriple.training.run import RunDir
+from softtriple.training.sharding import find_shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +56,24 @@ class Outcome:
 
 
 def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = False) -> Outcome:
-    """Train and evaluate as ``config`` says, in ``run``; with ``resume`` from where an earlier start stopped."""
-    with run.opened(resume=resume):
+    """Train and evaluate as ``config`` says, in ``run``; with ``resume`` from where an earlier start stopped.
+
+    Over several ranks each calls it. They all take part, and the first one alone writes and has the whole loss.
+    """
+    with run.opened(resume=resume) if dist.is_main() else nullcontext():
+        dist.barrier()
         benchmark = load_data(config, reporter)
         config = resolve(config, benchmark, reporter)
         learned, held_out = _divide(benchmark.train, config)
         labels, classes = contiguous_labels(benchmark.train.labels[learned])
 
         torch.manual_seed(config.train.seed)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = dist.device()
         encoder = build_encoder(config, benchmark, tuple(benchmark.class_names[label] for label in classes))
         readers = Readers(config, encoder, reporter)
         config = _settle(config, run, encoder, benchmark.train, readers, device, reporter)
-        loss = _build_loss(config, num_classes=len(classes))
+        whole = _build_loss(config, num_classes=len(classes))
+        loss = sample_classes(shard(whole), config.loss.sample_rate, config.train.seed)
 
         feeds = Feeds(config, encoder, readers, frozen=encoder.set_trainable(config.model.trainable))
         training = feeds.training(benchmark.train).only(learned, labels)
@@ -79,21 +90,23 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
             return {f"{name}_recall@1": report.recall[1], f"{name}_map_at_r": report.map_at_r}
 
         fit(config, run, encoder, loss, training, check, device, reporter)
-        encoder.save(run.encoder)
-        _save_centers(loss, run)
+        loss = _made_whole(loss, whole, run)
+        if dist.is_main():
+            encoder.save(run.encoder)
+            _save_centers(loss, run)
 
         test = embed_split(encoder, feeds.still(benchmark.test), benchmark, device, reporter)
         gallery = None
         if benchmark.gallery is not None:
             gallery = embed_split(encoder, feeds.still(benchmark.gallery), benchmark, device, reporter)
         report = evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
-        report = replace(report, accuracy=_accuracy(loss, test, encoder.class_names))
-        write_whole(run.report_file, report.to_json() + "\n")
+        report = replace(report, accuracy=dist.from_main(lambda: _accuracy(loss, test, encoder.class_names)))
+        _write(run.report_file, report)
         validation = None
         if held_out is not None:
             found = embed_split(encoder, feeds.still(held_out), benchmark, device, reporter)
             validation = evaluate(found, recall_at=benchmark.recall_at, seed=config.train.seed)
-            write_whole(run.path / "validation.json", validation.to_json() + "\n")
+            _write(run.path / "validation.json", validation)
         numbered = replace(benchmark.train.take(learned), labels=labels)
         return Outcome(run, config, benchmark, numbered, encoder, loss, test, report, validation)
 
@@ -104,7 +117,8 @@ def load_data(config: Config, reporter: Reporter) -> Benchmark:
     names = ("split", "test_share", "path", "text", "label", "on_error")
     # Not every source has every option: those left at their defaults are not insisted on.
     changed = {n: getattr(config.data, n) for n in names if getattr(config.data, n) != getattr(default, n)}
-    benchmark = load_benchmark(config.dataset, **changed)
+    with dist.main_first():  # some are drawn or unpacked once and kept
+        benchmark = load_benchmark(config.dataset, **changed)
     for note in benchmark.notes:
         reporter.note(note)
     if config.data.on_error == "stop":
@@ -145,7 +159,7 @@ class Readers:
 
     def reading(self, split: Split, *, augmented: bool) -> Reading:
         """How ``split`` is read, for training or as it is."""
-        if self._preprocess is None:
+        if not isinstance(self._preprocess, Preprocess):
             return Reading()
         augment: Any = self._config.data.augment if augmented else "none"
         view = View(size=self._preprocess.size, resize=self._preprocess.resize, augment=augment)
@@ -157,7 +171,7 @@ class Readers:
             return None
         paths = split.items.paths
         if paths not in self._caches:
-            with self.reporter.task("reading images") as update:
+            with dist.main_first(), self.reporter.task("reading images") as update:
                 self._caches[paths] = open_cache(
                     split.items, view.resize, budget=budget, notify=self.reporter.note, progress=update
                 )
@@ -172,7 +186,8 @@ class Feeds:
 
     def training(self, split: Split) -> Feed:
         """Augmented batches."""
-        reading, views = self._readers.reading(split, augmented=True), self._config.train.views
+        reading = self._readers.reading(split, augmented=True)
+        views = self._config.train.views if reading.view is not None else 1
         # Kept outputs are the same for every seed of a run, which only draws among them.
         return self._kept(split, replace(reading, seed=0), views) or pixel_feed(self._encoder, split, reading)
 
@@ -182,17 +197,18 @@ class Feeds:
         return self._kept(split, reading, views=1) or pixel_feed(self._encoder, split, reading)
 
     def _kept(self, split: Split, reading: Reading, views: int) -> Feed | None:
-        if not self._frozen or reading.view is None:
+        if not self._frozen or isinstance(split.items, Vectors):
             return None
         reporter = self._readers.reporter
-        needed = trunk_bytes(self._encoder, len(split), reading.view, self._frozen, views)
-        if not trunk_fits(needed, int(self._config.data.cache_gigabytes * 1e9)):
+        needed = trunk_bytes(self._encoder, len(split), reading, self._frozen, views)
+        # Ranks must agree, and the free disk changes while they look at it.
+        if not dist.from_main(lambda: trunk_fits(needed, int(self._config.data.cache_gigabytes * 1e9))):
             reporter.note(
                 f"the outputs of the frozen layers for {views} views would take {needed / 1e9:.1f} GB, more than "
                 "data.cache_gigabytes or the free disk: they are computed anew in each epoch"
             )
             return None
-        with reporter.task(f"frozen layers, {views} views") as update:
+        with dist.main_first(), reporter.task(f"frozen layers, {views} views") as update:
             return trunk_feed(
                 self._encoder,
                 split,
@@ -209,7 +225,7 @@ def embed_split(
 ) -> Embeddings:
     """The embeddings of what ``feed`` gives, with the names of their classes."""
     with reporter.task("embedding") as update:
-        vectors = embed_feed(encoder, feed, device=device, progress=update)
+        vectors = embed_together(encoder, feed, device=device, progress=update)
     return Embeddings(vectors, torch.from_numpy(feed.labels), class_names=benchmark.class_names)
 
 
@@ -233,6 +249,10 @@ def _readable(split: Split, reporter: Reporter) -> Split:
         unreadable = find_unreadable(split.items, progress=update)
     for error in unreadable.values():
         reporter.note(f"left out: {error}")
+    if len(unreadable) == len(split):
+        raise ValueError(f"none of {len(split)} images can be read; the first is {unreadable[0]}")
+    if unreadable:
+        reporter.note(f"left out: {len(unreadable)} of {len(split)} images")
     return split.take(np.array([row for row in range(len(split)) if row not in unreadable], dtype=np.int64))
 
 
@@ -254,11 +274,23 @@ def _settle(
     reporter: Reporter,
 ) -> Config:
     """Make the last choice, which takes a measurement, once: a resumed run keeps the one it started with."""
+    reading = readers.reading(split, augmented=True)
+    return dist.from_main(lambda: _settle_alone(config, run, encoder, split, reading, device, reporter))
+
+
+def _settle_alone(
+    config: Config,
+    run: RunDir,
+    encoder: Encoder,
+    split: Split,
+    reading: Reading,
+    device: torch.device,
+    reporter: Reporter,
+) -> Config:
     if config.model.trainable == "auto" and run.config_file.exists():
         settled = run.read_config()
         config = replace(config, model=replace(config.model, trainable=settled.model.trainable))
     elif config.model.trainable == "auto":
-        reading = readers.reading(split, augmented=True)
         config = choose_trainable(config, encoder, split, reading, device, reporter)
     config = choose_head_init(config, encoder, len(split))
     run.write_config(config)
@@ -270,7 +302,26 @@ def _build_loss(config: Config, num_classes: int) -> nn.Module:
     if has_centers(config.loss.name):
         options.setdefault("centers_per_class", config.loss.centers_per_class)
     assert config.model.dim != "auto"
-    return build_loss(config.loss.name, num_classes, config.model.dim, **options)
+    constructor = LOSSES.get(config.loss.name)
+    # Centres that will be split over ranks need not exist as a whole anywhere.
+    splits = dist.world_size() > 1 and isinstance(constructor, type) and issubclass(constructor, SoftTripleLoss)
+    with torch.device("meta" if splits else "cpu"):
+        return build_loss(config.loss.name, num_classes, config.model.dim, **options)
+
+
+def _made_whole(loss: nn.Module, whole: nn.Module, run: RunDir) -> nn.Module:
+    """The loss as one process has it, on the first rank: with the centres of all ranks, and without draws."""
+    part = find_shard(loss)
+    if part is None:
+        return loss
+    assert isinstance(whole, SoftTripleLoss)
+    whole.centers = nn.Parameter(dist.rows_on_main(part.centers.detach(), run.checkpoints))
+    return whole
+
+
+def _write(path: Path, report: Report) -> None:
+    if dist.is_main():
+        write_whole(path, report.to_json() + "\n")
 
 
 @torch.no_grad()
@@ -283,6 +334,5 @@ def _features(encoder: Encoder, feed: Feed) -> Tensor:
 def _save_centers(loss: nn.Module, run: RunDir) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in loss.state_dict().items()}
     if tensors:
-        temporary = run.centers_file.with_name(".centers.tmp")
-        save_file(tensors, temporary)
-        temporary.replace(run.centers_file)
+        with appearing_file(run.centers_file) as temporary:
+            write_tensors(temporary, tensors)

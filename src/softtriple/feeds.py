@@ -1,4 +1,4 @@
-"""What an encoder is fed: batches from pixels or vectors, or from the kept outputs of its frozen trunk.
+"""What an encoder is fed: batches from pixels, vectors or texts, or from the kept outputs of its frozen trunk.
 
 A feed says at which stage of the encoder its batches go in, so that training and evaluation need not know whether the
 first stages are computed now or were computed once: ``encoder.run_from(inputs, feed.first)`` serves both.
@@ -6,24 +6,26 @@ first stages are computed now or were computed once: ``encoder.run_from(inputs, 
 
 import hashlib
 import itertools
-from collections.abc import Callable, Generator, Iterable
+import os
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, Integer
+from jaxtyping import Float, Int64, Integer, Num
 from torch import Tensor
 
-from softtriple.data import ImageArray, ImageCache, ImageFiles, Split, View, batches, cache_directory, in_order
+from softtriple.data import ImageArray, ImageCache, ImageFiles, Split, Texts, View, batches, cache_directory, in_order
 from softtriple.data.cache import fits
 from softtriple.data.randomness import stream
-from softtriple.data.storage import appearing_file
+from softtriple.data.storage import map_rows, write_rows
+from softtriple.files import appearing_file
 from softtriple.models import Encoder
 
 Rows = Integer[np.ndarray, " rows"]
-Inputs = Float[Tensor, "batch ..."]
+Inputs = Num[Tensor, "batch ..."]
 Progress = Callable[[int, int], None]
 
 VERSION = 1  # part of the key of kept outputs: raise it when they change
@@ -62,15 +64,21 @@ class Reading:
     seed: int = 0
     cache: ImageCache | None = field(default=None, compare=False, repr=False)
 
+    @property
+    def still(self) -> bool:
+        """Whether every epoch shows the same."""
+        return self.view is None or self.view.augment == "none"
+
 
 def pixel_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
-    """A feed that reads images (or vectors) anew in every epoch."""
+    """A feed that reads images (or vectors, or texts) anew in every epoch."""
+    if encoder.takes != f"{split.kind}s":
+        raise ValueError(f"the encoder, {encoder.config.backbone}, takes {encoder.takes}; the data are {split.kind}s")
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
         read = batches(split, row_batches, reading.view, seed=reading.seed, epoch=epoch, cache=reading.cache)
         with closing(read) as found:
             for inputs, labels in found:
-                assert isinstance(inputs, Tensor)
                 yield encoder.prepare(inputs), labels
 
     return Feed(split.labels, draw)
@@ -98,10 +106,10 @@ def trunk_feed(
         path = folder / f"view-{view:03}.npy"
         if not path.exists():
             with appearing_file(path) as temporary:
-                _compute(encoder, split, reading, frozen, view, temporary, progress)
+                write_rows(temporary, len(split), _compute(encoder, split, reading, frozen, view, progress))
         elif progress is not None:
             progress((view + 1) * len(split), views * len(split))
-        kept.append(np.load(path, mmap_mode="r"))
+        kept.append(map_rows(path))
     labels = torch.from_numpy(split.labels)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
@@ -113,10 +121,9 @@ def trunk_feed(
     return Feed(split.labels, draw, first=frozen)
 
 
-def trunk_bytes(encoder: Encoder, items: int, view: View, frozen: int, views: int) -> int:
+def trunk_bytes(encoder: Encoder, items: int, reading: Reading, frozen: int, views: int) -> int:
     """Disk that ``trunk_feed`` would take."""
-    with torch.no_grad():
-        one = _trunk(encoder, encoder.prepare(torch.zeros(1, view.size, view.size, 3, dtype=torch.uint8)), frozen, view)
+    one = _trunk(encoder, encoder.example(), frozen, reading)
     return one.numel() * one.element_size() * items * views
 
 
@@ -125,34 +132,26 @@ def trunk_fits(needed: int, budget: int) -> bool:
     return fits(needed, budget, cache_directory())
 
 
-@torch.no_grad()
 def _compute(
     encoder: Encoder,
     split: Split,
     reading: Reading,
     frozen: int,
     view: int,
-    path: Path,
     progress: Progress | None,
-) -> None:
+) -> Iterator[np.ndarray]:
     encoder.eval()
-    kept, done = None, 0
+    done = 0
     feed = pixel_feed(encoder, split, reading)
     for inputs, _ in feed.batches(in_order(len(split), EMBEDDING_BATCH), view):
-        assert reading.view is not None
-        outputs = _trunk(encoder, inputs, frozen, reading.view).numpy()
-        if kept is None:
-            shape = (len(split), *outputs.shape[1:])
-            kept = np.lib.format.open_memmap(path, mode="w+", dtype=outputs.dtype, shape=shape)
-        kept[done : done + len(outputs)] = outputs
-        done += len(outputs)
+        yield _trunk(encoder, inputs, frozen, reading).numpy()
+        done += len(inputs)
         if progress is not None:
             progress(view * len(split) + done, (view + 1) * len(split))
-    assert kept is not None
-    kept.flush()
 
 
-def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, view: View) -> Tensor:
+@torch.no_grad()
+def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, reading: Reading) -> Tensor:
     """Pooled features of a whole frozen backbone, else a feature map.
 
     Maps of augmented views are kept in half precision: half the disk, and a rounding far below what the augmentation
@@ -161,7 +160,7 @@ def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, view: View) -> Tensor:
     if frozen == encoder.num_stages:
         return encoder.features(inputs).contiguous()
     outputs = encoder.run_trunk(inputs, frozen).contiguous()
-    return outputs if view.augment == "none" else outputs.half()
+    return outputs if reading.still else outputs.half()
 
 
 def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
@@ -169,7 +168,7 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
     kept = pooled if frozen == encoder.num_stages else "map"
     digest = hashlib.sha256(f"{VERSION} {encoder.config.backbone} {frozen} {kept} {reading}".encode())
     digest.update(repr(encoder.preprocess).encode())
-    if reading.view is not None and reading.view.augment == "none":
+    if reading.still:
         digest.update(b"float32")
     for index in range(frozen):
         for module in encoder.backbone.stage_modules(index):
@@ -180,11 +179,13 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
         case ImageFiles(paths):
             for path in paths:
                 stat = Path(path).stat()
-                digest.update(f"\n{Path(path).resolve()}\t{stat.st_size}\t{stat.st_mtime_ns}".encode())
+                digest.update(os.fsencode(f"\n{Path(path).absolute()}\t{stat.st_size}\t{stat.st_mtime_ns}"))
         case ImageArray(pixels):
             digest.update(np.ascontiguousarray(pixels).tobytes())
+        case Texts(values):
+            digest.update("\0".join(values).encode("utf-8", "surrogatepass"))
         case _:
-            raise ValueError("only images have a trunk whose outputs are worth keeping")
+            raise ValueError("only images and texts have a trunk whose outputs are worth keeping")
     return digest.hexdigest()[:16]
 
 

@@ -1,16 +1,19 @@
-"""What one does with a trained run: evaluate it, embed with it."""
+"""What one does with a trained run: evaluate it, embed with it, look at its centres."""
 
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
+from safetensors.torch import load_file
+from torch import Tensor
 
+from softtriple import dist
 from softtriple.config import Config
 from softtriple.data import (
     ImageFiles,
     Split,
     VectorFile,
     View,
-    load_benchmark,
     read_vectors,
     write_vectors,
 )
@@ -18,18 +21,18 @@ from softtriple.evaluation import Embeddings, evaluate
 from softtriple.experiment import embed_split, load_data
 from softtriple.feeds import Feed, Reading, pixel_feed
 from softtriple.metrics import Report
-from softtriple.models import Encoder
+from softtriple.models import Encoder, Preprocess
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
 
 
-def evaluate_run(path: Path, data: str | None, reporter: Reporter) -> Report:
+def evaluate_run(path: Path, data: Config | None, reporter: Reporter) -> Report:
     """The report of the encoder in the run directory ``path`` on the test classes of its data, or of other ``data``."""
     run = RunDir(path)
     config = run.read_config()
     encoder = Encoder.load(path)
-    benchmark = load_data(config, reporter) if data is None else load_benchmark(data)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    benchmark = load_data(config if data is None else data, reporter)
+    device = dist.device()
     encoder.to(device)
     splits = [benchmark.test, *([benchmark.gallery] if benchmark.gallery is not None else [])]
     found = [embed_split(encoder, still_feed(encoder, split), benchmark, device, reporter) for split in splits]
@@ -50,7 +53,7 @@ def embed_data(path: Path, data: Config, out: Path, reporter: Reporter) -> int:
         raise ValueError(f"{out}: embeddings are written as .npz or .parquet")
     encoder = Encoder.load(path)
     benchmark = load_data(data, reporter)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = dist.device()
     encoder.to(device)
     splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
     found = [embed_split(encoder, still_feed(encoder, split), benchmark, device, reporter) for split in splits]
@@ -61,13 +64,24 @@ def embed_data(path: Path, data: Config, out: Path, reporter: Reporter) -> int:
         paths=paths or None,
         class_names=benchmark.class_names,
     )
-    write_vectors(out, content)
+    if dist.is_main():
+        write_vectors(out, content)
     return len(content.labels)
 
 
 def still_feed(encoder: Encoder, split: Split) -> Feed:
     """The items of ``split`` as the encoder sees them in evaluation."""
-    if encoder.preprocess is None:
+    if not isinstance(encoder.preprocess, Preprocess):
         return pixel_feed(encoder, split, Reading())
     view = View(size=encoder.preprocess.size, resize=encoder.preprocess.resize)
     return pixel_feed(encoder, split, Reading(view))
+
+
+def read_centers(run: RunDir, encoder: Encoder) -> Float[Tensor, "classes k dim"] | None:
+    """The centres that the loss of a run has learned, or None where it has none for its classes."""
+    if not run.centers_file.is_file():
+        return None
+    centers = load_file(run.centers_file).get("centers")
+    if centers is None or centers.ndim != 3 or len(centers) != len(encoder.class_names):
+        return None
+    return centers.float()

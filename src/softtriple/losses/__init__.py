@@ -17,6 +17,10 @@ from softtriple.losses.pairs import MarginLoss as MarginLoss
 from softtriple.losses.pairs import NPairsLoss as NPairsLoss
 from softtriple.losses.proxies import ProxyAnchorLoss as ProxyAnchorLoss
 from softtriple.losses.proxies import ProxyNCALoss as ProxyNCALoss
+from softtriple.losses.sampled import SampledSoftTripleLoss as SampledSoftTripleLoss
+from softtriple.losses.sampled import sample_classes as sample_classes
+from softtriple.losses.sharded import ShardedSoftTripleLoss as ShardedSoftTripleLoss
+from softtriple.losses.sharded import shard as shard
 from softtriple.losses.softmax import NormalizedSoftmaxLoss as NormalizedSoftmaxLoss
 from softtriple.losses.softmax import SoftmaxLoss as SoftmaxLoss
 from softtriple.losses.softtriple import SoftTripleLoss as SoftTripleLoss

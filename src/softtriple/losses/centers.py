@@ -49,10 +49,16 @@ def new_centers(num_classes: int, centers_per_class: int, embedding_size: int) -
         at_least_one("centers_per_class", centers_per_class),
         at_least_one("embedding_size", embedding_size),
     )
+    return nn.Parameter(draw_centers(num_classes, shape))
+
+
+def draw_centers(count: int, shape: tuple[int, ...]) -> Float[Tensor, "{count} k dim"]:
+    """Centres of the next ``count`` classes of all those that ``shape`` counts; one after the other, or at once."""
+    num_classes, k, dim = shape
     # The bound of the authors' Kaiming initialisation of a (dim, C * K) matrix. Losses normalise the centres, but how
     # far a step of Adam turns them depends on their length.
-    bound = (num_classes * centers_per_class) ** -0.5
-    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+    bound = (num_classes * k) ** -0.5
+    return torch.empty(count, k, dim).uniform_(-bound, bound)
 
 
 def merge_groups(centers: Float[Tensor, "classes k dim"], tolerance: float) -> Int[Tensor, "classes k"]:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from softtriple.losses.centers import param_groups
-from softtriple.losses.checks import at_least_one, checked_batch, not_negative, positive
+from softtriple.losses.checks import at_least_one, checked_batch, not_negative, positive, refuse_long
 from softtriple.losses.pairwise import brought_to, distances, relations
 
 
@@ -65,6 +65,8 @@ class NPairsLoss(nn.Module):
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         """Mean loss over the pairs of ``embeddings`` of one class."""
         embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.embedding_size, self.validate)
+        if self.validate:
+            refuse_long(embeddings, embeddings.dtype)
         anchors, positives = pair_up(labels)
         num_pairs = max(len(anchors), 1)
         vectors = brought_to(self.length, embeddings)

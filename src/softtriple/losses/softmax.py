@@ -6,7 +6,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from softtriple.losses.centers import new_centers, param_groups
-from softtriple.losses.checks import checked_embeddings, checked_labels
+from softtriple.losses.checks import checked_embeddings, checked_labels, refuse_long
 from softtriple.losses.softtriple import SoftTripleLoss
 
 
@@ -37,6 +37,8 @@ class SoftmaxLoss(nn.Module):
     def similarities(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Product of each embedding with the vector of each class."""
         embeddings = checked_embeddings(embeddings, self.centers, look_at_values=self.validate)
+        if self.validate:
+            refuse_long(embeddings, self.centers.dtype)
         with torch.autocast(embeddings.device.type, enabled=False):
             return embeddings @ self.centers.to(embeddings.dtype)[:, 0].T
 

@@ -129,8 +129,19 @@ class SoftTripleLoss(nn.Module):
         self.centers = new_centers(num_classes, centers_per_class, embedding_size)
         self._memory = RecycledMemory()
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Mean loss of ``embeddings`` of classes ``labels``, plus tau times the spread of the centres."""
+    def forward(
+        self,
+        embeddings: Float[Tensor, "batch dim"],
+        labels: Integer[Tensor, " batch"],
+        indices_tuple: tuple[Tensor, ...] | None = None,
+    ) -> Float[Tensor, ""]:
+        """Mean loss of ``embeddings`` of classes ``labels``, plus tau times the spread of the centres.
+
+        The trainers of pytorch-metric-learning give every loss an ``indices_tuple``: None, or what a miner has chosen,
+        which is refused, because nothing is sampled here.
+        """
+        if indices_tuple is not None:
+            raise ValueError("indices_tuple: SoftTriple compares examples with centres, not with each other; no miner")
         embeddings = checked_embeddings(embeddings, self.centers, look_at_values=self.validate)
         labels = checked_labels(labels, len(embeddings), len(self.centers) if self.validate else None)
         settings = Settings(self.scale, self.gamma, self.margin, self.tau, self.smoothing)

@@ -51,6 +51,26 @@ class Settings(NamedTuple):
 Definition = Callable[[Tensor, Tensor, Tensor, Settings], Tensor]
 
 
+class Totals(NamedTuple):
+    """What cross-entropy and regulariser need to know of all classes, or of those at hand."""
+
+    log_total: Float[Tensor, " batch"]  # log of the sum of exponentials over the classes
+    own_logits: Float[Tensor, " batch"]  # 0 where the own class is not at hand
+    distance: Float[Tensor, ""]  # between the centres of one class, summed over ordered pairs
+
+
+class Part(NamedTuple):
+    """What is different when the classes at hand are only some: labels of the others are then −1.
+
+    ``combine`` makes the totals of all classes from those of the ones at hand. The gradient of the embeddings is that
+    through the classes at hand, times ``gain``.
+    """
+
+    num_classes: int
+    combine: Callable[[Totals], Totals]
+    gain: float = 1.0
+
+
 def coincident(dtype: torch.dtype) -> float:
     """Squared distance of two unit vectors below which rounding alone can have made it."""
     return 4 * torch.finfo(dtype).eps
@@ -97,13 +117,26 @@ def tiled_objective(
     settings: Settings,
     definition: Definition,
     memory: RecycledMemory,
+    part: Part | None = None,
 ) -> Float[Tensor, ""]:
     """What ``definition`` computes, faster; second derivatives are those of ``definition`` itself."""
     centers = centers.contiguous()
     learns = torch.is_grad_enabled() and centers.requires_grad
     gradient = memory.empty_like(centers) if learns else None
-    value: Tensor = _TiledObjective.apply(embeddings, labels, centers, settings, definition, gradient)  # type: ignore[no-untyped-call]
+    value: Tensor = _TiledObjective.apply(embeddings, labels, centers, settings, definition, gradient, part)  # type: ignore[no-untyped-call]
     return value
+
+
+def working_bytes(batch: int, shape: torch.Size, tau: float, element_size: int) -> int:
+    """About how much ``tiled_objective`` takes for centres of ``shape``, besides them and their gradient."""
+    num_classes, k, dim = shape
+    numbers = num_classes * k * (1 + k if tau > 0 and k > 1 else 1)  # norms, and what the regulariser needs
+    numbers += 8 * min(TILE_NUMBERS_CPU, num_classes * k * max(batch, dim // 4)) + 4 * batch * dim
+    room = num_classes * (k + 1) * batch
+    fits_gradient = (k + 1) * batch <= k * dim
+    if not fits_gradient and room * element_size <= SMALL_BYTES:
+        numbers += room
+    return numbers * element_size
 
 
 class _TiledObjective(torch.autograd.Function):
@@ -116,11 +149,12 @@ class _TiledObjective(torch.autograd.Function):
         settings: Settings,
         definition: Definition,
         gradient: Tensor | None,
+        part: Part | None,
     ) -> Tensor:
         ctx.save_for_backward(embeddings, labels, centers)
-        ctx.settings, ctx.definition, ctx.gradient = settings, definition, gradient
+        ctx.settings, ctx.definition, ctx.gradient, ctx.part = settings, definition, gradient, part
         ctx.kept = _room(len(embeddings), centers, gradient) if any(ctx.needs_input_grad) else None
-        value, ctx.summary = _forward(embeddings, labels, centers, settings, ctx.kept)
+        value, ctx.summary = _forward(embeddings, labels, centers, settings, ctx.kept, part)
         return value
 
     @staticmethod
@@ -136,8 +170,10 @@ class _TiledObjective(torch.autograd.Function):
             gradient, ctx.gradient, kept, ctx.kept = ctx.gradient, None, ctx.kept, None
             if wanted[1] and gradient is None:
                 gradient = torch.empty_like(centers)
-            by_embeddings, by_centers = _backward(centers, ctx.settings, ctx.summary, upstream, kept, gradient)
-        return by_embeddings, None, by_centers, None, None, None
+            by_embeddings, by_centers = _backward(
+                centers, ctx.settings, ctx.summary, upstream, kept, gradient, ctx.part
+            )
+        return by_embeddings, None, by_centers, None, None, None, None
 
 
 class _Tile(NamedTuple):
@@ -160,7 +196,7 @@ class _Summary(NamedTuple):
 
 
 def _forward(
-    embeddings: Tensor, labels: Tensor, centers: Tensor, settings: Settings, kept: Tensor | None
+    embeddings: Tensor, labels: Tensor, centers: Tensor, settings: Settings, kept: Tensor | None, part: Part | None
 ) -> tuple[Tensor, _Summary]:
     num_classes, k, _ = centers.shape
     norms = torch.linalg.vector_norm(embeddings, dim=-1, keepdim=True).clamp_min_(SMALLEST_NORM)
@@ -168,7 +204,7 @@ def _forward(
     examples = (unit / settings.gamma).T.contiguous()
     inverse_norms = centers.new_empty(num_classes, k, 1)
     mixing = centers.new_empty(num_classes, k, k) if settings.tau > 0 and k > 1 else None
-    size, tiles = _tiles(labels, centers)
+    size, tiles = _tiles(labels, centers, all_at_hand=part is None)
     total_distance, own_logits, log_totals = centers.new_zeros(()), unit.new_zeros(len(unit)), []
     for tile, weights, inverse, mix, room in zip(
         tiles, *_in_tiles(size, centers, inverse_norms, mixing, kept), strict=True
@@ -180,7 +216,10 @@ def _forward(
         _, logits = _logits(weights, inverse, examples, tile, settings, room)
         own_logits.addcmul_(logits.gather(0, tile.own)[0], tile.has_own[0])
         log_totals.append(logits.logsumexp(0))
-    log_total = functools.reduce(torch.logaddexp, log_totals)
+    log_total = functools.reduce(torch.logaddexp, log_totals) if tiles else torch.full_like(own_logits, -math.inf)
+    if part is not None:
+        num_classes = part.num_classes
+        log_total, own_logits, total_distance = part.combine(Totals(log_total, own_logits, total_distance))
     value = (log_total - own_logits).mean()
     if mixing is not None:
         spread = total_distance / 2 / (num_classes * k * (k - 1))  # every pair was met twice
@@ -195,8 +234,10 @@ def _backward(
     upstream: Tensor,
     kept: Tensor | None,
     gradient: Tensor | None,
+    part: Part | None,
 ) -> tuple[Tensor, Tensor | None]:
-    num_classes, k, dim = centers.shape
+    _, k, dim = centers.shape
+    num_classes = len(centers) if part is None else part.num_classes
     unit = summary.unit
     examples = (unit / settings.gamma).T.contiguous() if kept is None else None
     pull = upstream * (settings.tau / max(1, num_classes * k * (k - 1)))
@@ -227,7 +268,7 @@ def _backward(
             both = mix * pull
             both.diagonal(dim1=1, dim2=2).add_(along[..., 0])
             by_weights.baddbmm_(both, weights, alpha=-1)
-    by_unit *= push
+    by_unit *= push if part is None else push * part.gain
     by_embeddings = (by_unit - unit * (unit * by_unit).sum(-1, keepdim=True)) / summary.norms
     return by_embeddings, gradient
 
@@ -281,13 +322,15 @@ def _differentiable_gradients(
     return [next(found) if is_wanted else None for is_wanted in wanted]
 
 
-def _tiles(labels: Tensor, centers: Tensor) -> tuple[int, list[_Tile]]:
+def _tiles(labels: Tensor, centers: Tensor, *, all_at_hand: bool) -> tuple[int, list[_Tile]]:
     """Classes in a tile, and the tiles."""
     num_classes, k, dim = centers.shape
+    if not num_classes:
+        return 0, []
     numbers = TILE_NUMBERS_CPU if centers.device.type == "cpu" else TILE_NUMBERS_GPU
     count = math.ceil(num_classes * k * max(len(labels), dim // 4) / numbers)
     size = math.ceil(num_classes / count)
-    if size == num_classes:
+    if size == num_classes and all_at_hand:
         return size, [_Tile(labels[None], centers.new_ones(1, len(labels)))]
     own = labels - torch.arange(0, num_classes, size, device=labels.device)[:, None]
     inside = (own >= 0) & (own < size)
@@ -297,6 +340,8 @@ def _tiles(labels: Tensor, centers: Tensor) -> tuple[int, list[_Tile]]:
 
 def _in_tiles(size: int, first: Tensor, *others: Tensor | None) -> list[Iterable[Any]]:
     """Each tensor split into tiles of ``size`` classes; as many times None for one that is None."""
+    if not size:
+        return [(), *(() for _ in others)]
     if size == len(first):
         return [(first,), *((tensor,) for tensor in others)]
     tiles = torch.split(first, size)

@@ -19,6 +19,7 @@ from softtriple.config import Config, with_settings
 from softtriple.evaluation import Embeddings, evaluate
 from softtriple.experiment import Outcome, load_data, train
 from softtriple.feeds import embed_feed
+from softtriple.files import write_whole
 from softtriple.inference import still_feed
 from softtriple.losses import SoftTripleLoss
 from softtriple.losses.centers import MERGED, merge_groups
@@ -29,7 +30,7 @@ from softtriple.papers.results import Result
 from softtriple.papers.runs import Study, check_settings, facts, lacking_notes, measure, nothing_ran, select
 from softtriple.papers.sheets import NOTHING, Block, Line, Number, Sheet, as_json, number, uncertainty_label
 from softtriple.progress import Reporter
-from softtriple.training.run import RunDir, write_whole
+from softtriple.training.run import RunDir
 
 NUMBERS_OF_CENTERS = (1, 5, 20)
 BUDGET = ["train.epochs=6", "train.milestones=[4]", "train.batch_size=64"]

@@ -6,9 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from softtriple.files import write_whole
 from softtriple.papers.figures import png, svg
 from softtriple.papers.sheets import Sheet, to_html, to_markdown
-from softtriple.training.run import write_whole
 
 
 @dataclass(frozen=True, eq=False)

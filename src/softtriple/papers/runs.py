@@ -11,7 +11,8 @@ from softtriple.choices import starts_from_weights
 from softtriple.config import Config, with_settings
 from softtriple.experiment import train
 from softtriple.metrics import Report
-from softtriple.models import Encoder
+from softtriple.models import Encoder, Preprocess
+from softtriple.papers.recipes import under_protocol
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
 
@@ -27,7 +28,7 @@ class Study:
     out: Path
     reporter: Reporter
     seeds: int = 1
-    protocol: tuple[str, ...] = ()  # settings that change every recipe; those of the user come after them
+    protocol: str = "full"  # what it changes of a recipe, the settings of the user change again
     settings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what the data say of themselves
     lacking: str = ""  # why nothing can be trained here; finished runs are read all the same
@@ -36,7 +37,7 @@ class Study:
     def config(self, recipe: Config, seed: int) -> Config:
         """``recipe`` as it is run here."""
         own = [f"dataset={json.dumps(self.data)}", f"train.seed={seed}"]
-        return with_settings(recipe, [*self.protocol, *self.settings, *own])
+        return with_settings(under_protocol(recipe, self.protocol), [*self.settings, *own])
 
     def run_dir(self, row: str, seed: int) -> RunDir:
         """Where a row is run."""
@@ -142,8 +143,8 @@ def facts(study: Study, measured: Mapping[str, Measured[Any]]) -> Facts:
         return (("Data", data), *changed)
     config, preprocess = finished[0].read_config(), Encoder.load(finished[0].path).preprocess
     model, training = config.model, config.train
-    if preprocess is None:
-        pixels = "vectors"
+    if not isinstance(preprocess, Preprocess):
+        pixels = "vectors" if preprocess is None else "texts"
     else:
         pixels = f"{preprocess.size} pixels, augmented by {config.data.augment} in training"
     seeds = "seed 0" if study.seeds == 1 else f"seeds 0 to {study.seeds - 1}"

@@ -4,7 +4,9 @@ A loss may have ``per_class`` (how many examples of each class it needs side by 
 ``choose_classes`` (which classes it wants around some anchors) and ``start_epoch`` (a look at all embeddings).
 """
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -12,9 +14,11 @@ import torch
 from jaxtyping import Int64, Integer
 from torch import Tensor, nn
 
+from softtriple import dist
 from softtriple.config import TrainConfig
 from softtriple.data import m_per_class, rows_of_classes, shuffled
 from softtriple.data.randomness import stream
+from softtriple.feeds import Feed
 
 
 @runtime_checkable
@@ -42,6 +46,24 @@ def row_batches(loss: nn.Module, labels: Labels, config: TrainConfig, epoch: int
     groups = _neighborhoods(choose, num_classes, classes_per_batch, stream("anchors", config.seed, epoch))
     count = max(len(labels) // (classes_per_batch * per_class), 1)
     return rows_of_classes(labels, (next(groups) for _ in range(count)), per_class, config.seed, epoch)
+
+
+def own_parts(feed: Feed, row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Tensor, Tensor], None, None]:
+    """Inputs and labels of this rank's part of each batch; in one process that is the whole batch.
+
+    The parts of all ranks are the batch in its order, so that the sequence of batches does not depend on their number.
+    A rank that a small last batch has nothing for gets its first row, without a label.
+    """
+    asked, known = itertools.tee(row_batches)
+    with closing(feed.batches((_own(batch) for batch in asked), epoch)) as found:
+        for (inputs, labels), batch in zip(found, known, strict=True):
+            part = dist.share(len(batch))
+            yield inputs, labels[: part.stop - part.start]
+
+
+def _own(batch: Rows) -> Rows:
+    part = batch[dist.share(len(batch))]
+    return part if len(part) else batch[:1]
 
 
 def _neighborhoods(

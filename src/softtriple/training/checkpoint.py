@@ -1,14 +1,17 @@
 """Checkpoints that are there whole or not at all, the newest two of them."""
 
 import dataclasses
-import os
-import pickle
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+
+from softtriple import dist
+from softtriple.files import appearing_file
+from softtriple.training.sharding import own_states, whole_states
 
 FORMAT = 1
 KEEP = 2
@@ -27,21 +30,20 @@ class Position:
 def save_checkpoint(
     folder: Path, position: Position, encoder: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Write the state at ``position``, then drop all but the newest."""
+    """Write the state at ``position``, then drop all but the newest; every rank must call it, the first one writes."""
+    loss_state, optimizer_state = whole_states(loss, optimizer, folder)
+    if not dist.is_main():
+        return
     state = {
         "format": FORMAT,
         "position": dataclasses.asdict(position),
         "encoder": encoder.state_dict(),
-        "loss": loss.state_dict(),
-        "optimizer": optimizer.state_dict(),
+        "loss": loss_state,
+        "optimizer": optimizer_state,
         "random": torch.get_rng_state(),
     }
-    temporary = folder / ".checkpoint.tmp"
-    with temporary.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / f"epoch-{position.epoch:05}-batch-{position.batch:07}.pt")
+    with appearing_file(folder / f"epoch-{position.epoch:05}-batch-{position.batch:07}.pt") as temporary:
+        _write(state, temporary)
     for old in sorted(folder.glob("epoch-*.pt"))[:-KEEP]:
         old.unlink()
 
@@ -52,20 +54,44 @@ def load_checkpoint(folder: Path, encoder: nn.Module, loss: nn.Module, optimizer
     if not found:
         return Position()
     state = read_state(found[-1])
-    encoder.load_state_dict(state["encoder"])
-    loss.load_state_dict(state["loss"])
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random"])
-    return Position(**state["position"])
+    try:
+        loss_state, optimizer_state = own_states(loss, optimizer, state["loss"], state["optimizer"])
+        encoder.load_state_dict(state["encoder"])
+        loss.load_state_dict(loss_state)
+        optimizer.load_state_dict(optimizer_state)
+        torch.set_rng_state(state["random"])
+        return Position(**state["position"])
+    except Exception as error:  # a strange state makes each of these fail in its own way
+        raise ValueError(f"{found[-1]}: not the state of this run ({_first_line(error)})") from error
 
 
 def read_state(path: Path) -> dict[str, Any]:
     """The state in a checkpoint file; nothing in it is ever executed."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, OSError) as error:
-        reason = str(error).splitlines()[0]
+        # torch does not look at the checksums: it would load a flipped bit as another number.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise ValueError(f"wrong checksum of {damaged}")
+        # Ranks on one machine share what they map, and read their own rows alone.
+        several = dist.world_size() > 1
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=several)
+    except Exception as error:  # damaged archives raise whatever their reader meets first
+        reason = _first_line(error)
         raise ValueError(f"{path}: not a readable checkpoint ({reason}); delete it to use the one before") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"{path}: a checkpoint of another version of softtriple; train again, or use that version")
     return state
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            # torch speaks of "unexpected pos 64 vs 0" where the operating system said that the disk is full.
+            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

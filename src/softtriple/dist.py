@@ -1,0 +1,264 @@
+"""The one door to torch.distributed: processes that torchrun started, and what they tell each other.
+
+In one process every function here is the identity. With several, all ranks must call the same functions in the same
+order. Ranks meet in two groups: one for what happens in every step (gloo for tensors on a CPU, NCCL for those on GPUs),
+and a patient one on gloo, where they wait for work that may take the first of them hours.
+"""
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+import torch.distributed as torch_dist  # noqa: TID251
+from jaxtyping import Float, Shaped
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+Value = TypeVar("Value")
+
+# A rank that hangs is noticed after so long; one that ends is noticed at once, by its broken connections.
+STEP_TIMEOUT = timedelta(minutes=30)
+PATIENCE = timedelta(days=1)
+
+PIECE_BYTES = 1 << 28
+
+_patient_group: Any = None
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Work together with the other processes of a torchrun job; outside of one, alone.
+
+    When another process ends early, this one ends with a ConnectionError that says so.
+    """
+    global _patient_group
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or torch_dist.is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device())
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    torch_dist.init_process_group(backend, timeout=STEP_TIMEOUT)
+    _patient_group = torch_dist.new_group(backend="gloo", timeout=PATIENCE)
+    try:
+        yield
+    except RuntimeError as error:
+        if not _is_broken_connection(error):
+            raise
+        raise ConnectionError(
+            f"rank {rank()} of {world_size()}: another process of the job has ended, and may have said why; the newest "
+            "checkpoint is whole: continue with --resume"
+        ) from error
+    finally:
+        _patient_group = None
+        torch_dist.destroy_process_group()
+
+
+def rank() -> int:
+    """Number of this process, from 0."""
+    return torch_dist.get_rank() if torch_dist.is_initialized() else 0
+
+
+def world_size() -> int:
+    """Number of processes that work together."""
+    return torch_dist.get_world_size() if torch_dist.is_initialized() else 1
+
+
+def is_main() -> bool:
+    """Whether this is the first process, the one that writes files and talks to people."""
+    return rank() == 0
+
+
+def device() -> torch.device:
+    """Where this process computes: a GPU of its own if the machine has any, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def share(count: int) -> slice:
+    """This rank's part of ``count`` things: a run of them, one longer on the first ranks where they do not divide.
+
+    Example:
+        >>> share(5)
+        slice(0, 5, None)
+    """
+    size, longer = divmod(count, world_size())
+    start = rank() * size + min(rank(), longer)
+    return slice(start, start + size + (rank() < longer))
+
+
+# What ranks tell each other. Nothing of this has a gradient.
+
+
+def from_main(make: Callable[[], Value]) -> Value:
+    """What ``make`` gives on the first rank, on every rank; the others wait for it."""
+    if world_size() == 1:
+        return make()
+    made = [make() if is_main() else None]
+    torch_dist.broadcast_object_list(made, src=0, group=_patient_group)
+    return cast(Value, made[0])
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """The first rank runs the block while the others wait, then they do: what it leaves on disk is there for them."""
+    if not is_main():
+        barrier()
+    try:
+        yield
+    finally:  # also after an error, which the others then meet themselves
+        if is_main():
+            barrier()
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if world_size() > 1:
+        torch_dist.barrier(group=_patient_group)
+
+
+def any_rank(*flags: bool) -> list[bool]:
+    """For each of ``flags`` whether it is set on any rank."""
+    if world_size() == 1:
+        return list(flags)
+    numbers = torch.tensor([int(flag) for flag in flags])
+    torch_dist.all_reduce(numbers, torch_dist.ReduceOp.MAX)
+    return [bool(number) for number in numbers]
+
+
+def gather_objects(value: Value) -> list[Value]:
+    """The values of all ranks, in their order."""
+    if world_size() == 1:
+        return [value]
+    found: list[Any] = [None] * world_size()
+    torch_dist.all_gather_object(found, value, group=_patient_group)
+    return found
+
+
+def gather_rows(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
+    """The rows of all ranks, those of the first on top; ranks may have different numbers of them, or none."""
+    return tensor if world_size() == 1 else _gather(tensor, _row_counts(tensor))
+
+
+def stack(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "ranks ..."]:
+    """The tensors of all ranks, which have the same shape, as rows of one."""
+    return tensor[None] if world_size() == 1 else _gather(tensor[None], [1] * world_size())
+
+
+def sum_(tensor: Tensor) -> Tensor:
+    """Put the sum over all ranks in the place of ``tensor``."""
+    if world_size() > 1:
+        torch_dist.all_reduce(tensor)
+    return tensor
+
+
+def rows_on_main(tensor: Shaped[Tensor, "rows ..."], folder: Path) -> Shaped[Tensor, "all_rows ..."]:
+    """The rows of all ranks on the first, where they lie in a nameless file in ``folder`` and take no memory.
+
+    Other ranks get their own rows back.
+    """
+    if world_size() == 1:
+        return tensor
+    mine = tensor.detach().cpu().contiguous()
+    counts = gather_objects(len(mine))
+    if not is_main():
+        for piece in _pieces(mine):
+            torch_dist.send(piece, dst=0, group=_patient_group)
+        return tensor
+    shape = (sum(counts), *mine.shape[1:])
+    with tempfile.TemporaryFile(dir=folder) as file:  # what is mapped stays when the file is closed
+        memory = np.memmap(file, np.uint8, "w+", shape=math.prod(shape) * mine.element_size())
+    whole = torch.from_numpy(memory).view(mine.dtype).view(shape)
+    parts = torch.split(whole, counts)
+    parts[0].copy_(mine)
+    for source, part in enumerate(parts[1:], start=1):
+        for piece in _pieces(part):
+            torch_dist.recv(piece, src=source, group=_patient_group)
+    return whole
+
+
+def _pieces(tensor: Shaped[Tensor, "rows ..."]) -> Iterator[Shaped[Tensor, "some ..."]]:
+    """Runs of rows that are small enough to send."""
+    rows = max(1, PIECE_BYTES // max(1, tensor[:1].numel() * tensor.element_size()))
+    return (tensor[start : start + rows] for start in range(0, len(tensor), rows))
+
+
+# What training needs.
+
+
+def data_parallel(module: nn.Module) -> nn.Module:
+    """``module`` with the weights of the first rank on all ranks, and gradients averaged over ranks in backward.
+
+    On GPUs batch norm takes its statistics from the parts of all ranks. gloo cannot: there each rank has those of its
+    own part, and the running ones are the first rank's.
+    """
+    if world_size() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    if device().type == "cuda":
+        module = nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-untyped-call]
+    return DistributedDataParallel(module)
+
+
+def sync_buffers(module: nn.Module) -> None:
+    """Give every rank the buffers of the first, such as the running statistics of batch norm."""
+    if world_size() > 1:
+        for buffer in module.buffers():
+            torch_dist.broadcast(buffer, src=0)
+
+
+def gather_batch(
+    embeddings: Float[Tensor, "batch dim"], labels: Shaped[Tensor, " batch"]
+) -> tuple[Float[Tensor, "all dim"], Shaped[Tensor, " all"]]:
+    """Embeddings and labels of the whole batch from the parts of the ranks, which may have different sizes, or none.
+
+    Backward: the gradients that all ranks have for this rank's rows, summed. Where every rank computes the same value
+    from the whole batch, that is the gradient of this value as many times as there are ranks, and the average that
+    ``data_parallel`` then takes makes it the gradient of one process.
+    """
+    if world_size() == 1:
+        return embeddings, labels
+    counts = _row_counts(labels)
+    gathered: Tensor = _GatherWithGradient.apply(embeddings, counts)  # type: ignore[no-untyped-call]
+    return gathered, _gather(labels, counts)
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, counts: list[int]) -> Tensor:
+        ctx.counts = counts
+        return _gather(tensor, counts)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = sum_(gradient.clone(memory_format=torch.contiguous_format))
+        return torch.split(total, ctx.counts)[rank()], None
+
+
+def _row_counts(tensor: Tensor) -> list[int]:
+    found = [torch.empty(1, dtype=torch.int64) for _ in range(world_size())]
+    torch_dist.all_gather(found, torch.tensor([len(tensor)]))
+    return [int(count) for count in found]
+
+
+def _gather(tensor: Tensor, counts: list[int]) -> Tensor:
+    # Backends want equal sizes: short parts are filled up, and what fills them is cut off again.
+    longest = max(counts)
+    padded = tensor.new_zeros(longest, *tensor.shape[1:])
+    padded[: len(tensor)] = tensor.detach()
+    found = [torch.empty_like(padded) for _ in counts]
+    torch_dist.all_gather(found, padded)
+    return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
+
+
+def _is_broken_connection(error: RuntimeError) -> bool:
+    text = str(error)
+    return isinstance(error, torch_dist.DistError) or any(name in text for name in ("gloo", "NCCL", "TCPStore"))

@@ -1,0 +1,185 @@
+"""A loss over several ranks against the same loss in one process: value, and every gradient."""
+
+import pytest
+import torch
+from tests.distributed.workers import Workers
+from torch import Tensor, nn
+
+from softtriple import dist
+from softtriple.losses import LOSSES, NormalizedSoftmaxLoss, SoftTripleLoss, build_loss
+from softtriple.losses.sharded import ShardedSoftTripleLoss, shard
+
+DIM = 6
+CASES = {
+    "even": (12, [2, 2, 2, 2]),
+    "classes do not divide": (7, [3, 3, 3, 3]),
+    "unequal parts": (11, [4, 1, 3, 2]),
+    "a rank without examples": (9, [3, 0, 2, 1]),
+    "more ranks than classes": (2, [2, 3, 1, 2]),
+    "classes of one rank alone": (40, [1, 1, 1, 0]),
+}
+VARIANTS = [(1, torch.float64), (3, torch.float64), (1, torch.float32), (3, torch.float32)]  # k, dtype
+
+
+def problem(case: str, world_size: int, dtype: torch.dtype) -> tuple[int, list[int], Tensor, Tensor]:
+    num_classes, sizes = CASES[case]
+    sizes = sizes[:world_size]
+    random = torch.Generator().manual_seed(sum(sizes))
+    embeddings = torch.randn(sum(sizes), DIM, generator=random, dtype=torch.float64).to(dtype)
+    labels = torch.randint(2 if num_classes == 40 else num_classes, (sum(sizes),), generator=random)
+    return num_classes, sizes, embeddings, labels
+
+
+def softtriple(num_classes: int, k: int, dtype: torch.dtype) -> SoftTripleLoss:
+    torch.manual_seed(3)
+    return SoftTripleLoss(num_classes, DIM, k, tau=0.3, margin=0.05).to(dtype)
+
+
+def encode(linear: nn.Linear, loss: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+    """Value and weight gradient of a linear encoder in front of ``loss``."""
+    value = loss(linear(inputs), labels)
+    value.backward()
+    assert linear.weight.grad is not None
+    return value.item(), linear.weight.grad
+
+
+def encoder(dtype: torch.dtype) -> nn.Linear:
+    torch.manual_seed(5)
+    return nn.Linear(DIM, DIM).to(dtype)
+
+
+def one_step(case: str, k: int, dtype: torch.dtype) -> tuple[float, Tensor, Tensor, range]:
+    """What a rank finds: the value, the averaged gradient of the encoder, and that of its own centres."""
+    num_classes, sizes, inputs, labels = problem(case, dist.world_size(), dtype)
+    loss = shard(softtriple(num_classes, k, dtype))
+    linear = encoder(dtype)
+    model = dist.data_parallel(linear)
+    mine = slice(sum(sizes[: dist.rank()]), sum(sizes[: dist.rank() + 1]))
+    # A rank without examples runs one all the same, and gives nothing of it: DDP waits for every rank.
+    outputs = model(inputs[mine] if sizes[dist.rank()] else inputs[:1])[: sizes[dist.rank()]]
+    value = loss(outputs, labels[mine])
+    value.backward()
+    classes = loss.classes if isinstance(loss, ShardedSoftTripleLoss) else range(num_classes)
+    return value.item(), linear.weight.grad, loss.centers.grad, classes
+
+
+def steps(case: str) -> list[tuple[float, Tensor, Tensor, range]]:
+    return [one_step(case, k, dtype) for k, dtype in VARIANTS]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_value_and_gradients_are_those_of_one_process(workers: Workers, world_size: int, case: str) -> None:
+    found = workers.run(world_size, steps, case)
+    for number, (k, dtype) in enumerate(VARIANTS):
+        num_classes, _, inputs, labels = problem(case, world_size, dtype)
+        loss, linear = softtriple(num_classes, k, dtype), encoder(dtype)
+        expected, by_weights = encode(linear, loss, inputs, labels)
+        by_centers = loss.centers.grad
+        assert by_centers is not None
+        assert [label for of_rank in found for label in of_rank[number][3]] == list(range(num_classes))
+        for of_rank in found:
+            value, found_by_weights, found_by_centers, classes = of_rank[number]
+            assert value == pytest.approx(expected, rel=1e-10 if dtype is torch.float64 else 1e-5)
+            assert_close(found_by_weights, by_weights)
+            assert_close(found_by_centers, by_centers[classes.start : classes.stop], size=by_centers.abs().max())
+
+
+def assert_close(found: Tensor, expected: Tensor, size: Tensor | None = None) -> None:
+    """Equal within 1e-10 in float64 and 1e-5 in float32, of the largest number there is."""
+    largest = expected.abs().max() if size is None else size
+    tolerance = (1e-10 if expected.dtype is torch.float64 else 1e-5) * largest.item()
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+def normalized_step() -> tuple[float, Tensor]:
+    _, sizes, inputs, labels = problem("unequal parts", dist.world_size(), torch.float64)
+    mine = slice(sum(sizes[: dist.rank()]), sum(sizes[: dist.rank() + 1]))
+    torch.manual_seed(3)
+    loss = shard(NormalizedSoftmaxLoss(11, DIM).double())
+    value = loss(inputs[mine].requires_grad_(), labels[mine])
+    value.backward()
+    return value.item(), loss.centers.grad
+
+
+def test_normalized_softmax_is_sharded_too(workers: Workers) -> None:
+    _, _, inputs, labels = problem("unequal parts", 2, torch.float64)
+    torch.manual_seed(3)
+    loss = NormalizedSoftmaxLoss(11, DIM).double()
+    value = loss(inputs, labels)
+    value.backward()
+    (first, upper), (second, lower) = workers.run(2, normalized_step)
+    assert first == second == pytest.approx(value.item())
+    torch.testing.assert_close(torch.cat([upper, lower]), loss.centers.grad)
+
+
+def drawn_centers(num_classes: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(7)
+    with torch.device("meta"):
+        loss = SoftTripleLoss(num_classes, DIM, 2)
+    return shard(loss).centers.detach(), torch.rand(3)
+
+
+def test_centers_that_never_were_whole_are_those_of_one_process(workers: Workers) -> None:
+    torch.manual_seed(7)
+    whole, after = SoftTripleLoss(11, DIM, 2).centers.detach(), torch.rand(3)
+    found = workers.run(3, drawn_centers, 11)
+    assert torch.equal(torch.cat([centers for centers, _ in found]), whole)
+    assert all(torch.equal(random, after) for _, random in found)
+
+
+def crowd(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Seven examples of each of three classes: in pairs, some losses would have a tie to break."""
+    random = torch.Generator().manual_seed(0)
+    return torch.randn(21, DIM, generator=random, dtype=torch.float64).to(dtype), torch.arange(21) % 3
+
+
+def replicated_step(name: str, dtype: torch.dtype) -> tuple[float, Tensor, list[Tensor]]:
+    inputs, labels = crowd(dtype)
+    mine = (slice(0, 9), slice(9, 13), slice(13, 21))[dist.rank()]
+    torch.manual_seed(0)
+    loss = shard(build_loss(name, 11, DIM).to(dtype))
+    linear = encoder(dtype)
+    torch.manual_seed(1)
+    model = dist.data_parallel(linear)
+    value = loss(model(inputs[mine]), labels[mine])
+    value.backward()
+    return value.item(), linear.weight.grad, [p.grad for p in loss.parameters()]
+
+
+@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"softtriple", "softmax-norm"}))
+def test_every_other_loss_is_computed_on_the_whole_batch(workers: Workers, name: str) -> None:
+    inputs, labels = crowd(torch.float64)
+    torch.manual_seed(0)
+    loss, linear = build_loss(name, 11, DIM).double(), encoder(torch.float64)
+    torch.manual_seed(1)
+    expected, by_weights = encode(linear, loss, inputs, labels)
+    found = workers.run(3, replicated_step, name, torch.float64)
+    for value, by_encoder, by_parameters in found:
+        assert value == pytest.approx(expected, rel=1e-10)
+        torch.testing.assert_close(by_encoder, by_weights, rtol=1e-10, atol=1e-10)
+        # To the last bit: nothing brings replicated parameters together again.
+        assert all(torch.equal(a, b) for a, b in zip(by_parameters, found[0][2], strict=True))
+        torch.testing.assert_close(by_parameters, [p.grad for p in loss.parameters()], rtol=1e-10, atol=1e-10)
+
+
+def distinct(num_classes: int) -> Tensor:
+    return shard(softtriple(num_classes, 3, torch.float32)).distinct_centers(0.9)
+
+
+def test_distinct_centers_of_all_classes(workers: Workers) -> None:
+    expected = softtriple(7, 3, torch.float32).distinct_centers(0.9)
+    assert all(torch.equal(found, expected) for found in workers.run(3, distinct, 7))
+
+
+def test_second_derivatives_are_refused() -> None:
+    loss = ShardedSoftTripleLoss(softtriple(3, 2, torch.float32))
+    embeddings = torch.randn(2, DIM, requires_grad=True)
+    value = loss(embeddings, torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="second derivatives"):
+        torch.autograd.grad(value, embeddings, create_graph=True)
+
+
+def test_in_one_process_nothing_is_wrapped() -> None:
+    loss = softtriple(3, 2, torch.float32)
+    assert shard(loss) is loss

@@ -1,0 +1,56 @@
+"""Four processes that run functions together, started once for all tests."""
+
+import itertools
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist  # noqa: TID251
+
+LARGEST = 4
+
+
+class Workers:
+    """Processes that wait for functions to run as the ranks of one group."""
+
+    def __init__(self, folder: Path) -> None:
+        self._stores = (folder / f"store-{number}" for number in itertools.count())
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(LARGEST)]
+        self._pipes = [ours for ours, _ in pipes]
+        self._processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]
+        for process in self._processes:
+            process.start()
+
+    def run(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What ``function(*arguments)`` returns on each rank of a group of ``world_size``."""
+        store = str(next(self._stores))
+        pipes = self._pipes[:world_size]
+        for rank, pipe in enumerate(pipes):
+            pipe.send((function, arguments, store, rank, world_size))
+        answers = [pipe.recv() for pipe in pipes]
+        errors = [f"rank {rank}:\n{answer}" for rank, (good, answer) in enumerate(answers) if not good]
+        assert not errors, "\n".join(errors)
+        return [answer for _, answer in answers]
+
+    def close(self) -> None:
+        """End the processes, which have nothing to lose."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+
+def _serve(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    while True:
+        function, arguments, store, rank, world_size = pipe.recv()
+        torch_dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+        try:
+            pipe.send((True, function(*arguments)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+        torch_dist.destroy_process_group()

@@ -1,0 +1,95 @@
+"""Adam over rows: torch's own where every row learns, and nothing at all where a row does not."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from softtriple.config import TrainConfig
+from softtriple.losses import SoftTripleLoss, sample_classes
+from softtriple.models import Encoder, EncoderConfig
+from softtriple.training.optim import RowAdam, build_optimizer
+
+
+def sparse(rows: list[int], values: Tensor, count: int) -> Tensor:
+    return torch.sparse_coo_tensor(
+        torch.tensor([rows]), values, (count, *values.shape[1:]), check_invariants=True, dtype=values.dtype
+    )
+
+
+def gradients(steps: int, count: int = 6) -> list[Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(count, 2, 3, generator=random) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("form", ["sparse", "dense", "twice"])
+def test_where_every_row_learns_it_is_adam(monkeypatch: pytest.MonkeyPatch, weight_decay: float, form: str) -> None:
+    monkeypatch.setattr("softtriple.training.optim.AT_ONCE_CPU", 12)  # two rows at once
+    expected, found = (nn.Parameter(torch.linspace(-1, 1, 36).view(6, 2, 3)) for _ in range(2))
+    options = {"lr": 0.01, "eps": 1e-3, "weight_decay": weight_decay}
+    adam, rows = torch.optim.Adam([expected], **options), RowAdam([found], **options)
+    for gradient in gradients(20):
+        expected.grad = gradient
+        if form == "dense":
+            found.grad = gradient.clone()
+        elif form == "sparse":
+            found.grad = sparse([0, 1, 2, 3, 4, 5], gradient, 6)
+        else:  # as accumulated batches give it
+            halves = torch.cat([gradient / 4, 3 * gradient / 4])
+            found.grad = sparse([0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 5], halves, 6)
+        adam.step()
+        rows.step()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(rows.state[found]["exp_avg_sq"], adam.state[expected]["exp_avg_sq"])
+
+
+def test_each_row_is_a_parameter_of_its_own() -> None:
+    """Rows that learn in different steps: each is where Adam over that row alone would have brought it."""
+    start = torch.linspace(-1, 1, 36).view(6, 2, 3)
+    found = nn.Parameter(start.clone())
+    alone = [nn.Parameter(row.clone()) for row in start]
+    rows, adams = RowAdam([found], lr=0.1), [torch.optim.Adam([row], lr=0.1) for row in alone]
+    for number, gradient in enumerate(gradients(30)):
+        chosen = [row for row in range(5) if (number + row) % (row + 1) == 0]  # the last one never
+        found.grad = sparse(chosen, gradient[chosen], 6)
+        rows.step()
+        for row in chosen:
+            alone[row].grad = gradient[row]
+            adams[row].step()
+    torch.testing.assert_close(found.detach(), torch.stack([row.detach() for row in alone]))
+    assert torch.equal(found[5], start[5])
+    assert rows.state[found]["step"].tolist() == [30, 15, 10, 8, 6, 0]
+
+
+def test_its_state_is_saved_and_loaded() -> None:
+    found = nn.Parameter(torch.ones(6, 2, 3))
+    first = RowAdam([found], lr=0.1)
+    values = gradients(3)
+    for gradient in values[:2]:
+        found.grad = sparse([1, 4], gradient[:2], 6)
+        first.step()
+    copied = nn.Parameter(found.detach().clone())
+    second = RowAdam([copied], lr=0.1)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for parameter, optimizer in ((found, first), (copied, second)):
+        parameter.grad = sparse([0, 4], values[2][:2], 6)
+        optimizer.step()
+    assert torch.equal(found, copied)
+
+
+def test_classes_not_drawn_do_not_move() -> None:
+    torch.manual_seed(0)
+    encoder = Encoder(EncoderConfig(backbone="mlp", in_features=6, hidden=(8,), dim=4))
+    whole = SoftTripleLoss(50, 4, 2)
+    loss = sample_classes(whole, 0.1)
+    optimizer = build_optimizer(encoder, loss, TrainConfig(lr=1e-3))
+    assert isinstance(optimizer, RowAdam)
+    before = copy.deepcopy((whole.centers.detach(), encoder.head.weight.detach()))
+    loss(encoder(torch.randn(3, 6)), torch.tensor([7, 9, 9])).backward()
+    optimizer.step()
+    moved = (whole.centers != before[0]).flatten(1).any(dim=1).nonzero().flatten().tolist()
+    assert len(moved) == 5
+    assert {7, 9} <= set(moved)
+    assert not torch.equal(encoder.head.weight, before[1])
