@@ -1,20 +1,48 @@
-"""What the documentation says exists, and its code runs."""
+"""What the documentation says exists, and its code runs: Python, commands, names, tables, links."""
 
+import contextlib
+import dataclasses
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pytest
 import torch
+import typer.main
+from typer.testing import CliRunner
 
 import softtriple
+from softtriple.cli import app
+from softtriple.config import Config, with_preset, with_settings
+from softtriple.losses import LOSSES
+from softtriple.models import BACKBONES
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
 MODULES = sorted(module.name for module in pkgutil.walk_packages(softtriple.__path__, "softtriple."))
+ONE_PAGE = (ROOT / "docs" / "all-of-softtriple.md").read_text(encoding="utf-8")
+VERBS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+# A fence, its language, its content; in front of it, for commands that are run, <!-- run -->.
+BLOCK = re.compile(r"(<!-- run -->\n)?^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The arguments of every softtriple command of a block, those that torchrun starts among them."""
+    for line in block.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True) if re.match(r"(softtriple|torchrun) ", line) else []
+        if "softtriple" in words:
+            yield words[words.index("softtriple") + 1 :]
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "softtriple.__main__"])
@@ -23,10 +51,62 @@ def test_examples_in_docstrings(name: str) -> None:
     assert doctest.testmod(module, extraglobs={"np": np, "torch": torch}).failed == 0
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_python_blocks_run(path: Path) -> None:
-    for block in re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL):
-        exec(compile(block, str(path), "exec"), {})
+# The progress bar of pytorch-metric-learning formats a tensor that still has its gradient.
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")
+@each_page
+def test_a_page_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Python, in one namespace, and the commands that are marked, all in one folder."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for marked, language, content in BLOCK.findall(path.read_text(encoding="utf-8")):
+        if language == "python":
+            exec(compile(content, str(path), "exec"), names)
+        elif marked:
+            for arguments in commands(content):
+                done = CliRunner().invoke(app, arguments, catch_exceptions=False)
+                assert done.exit_code == 0, (arguments, done.output)
+
+
+@each_page
+def test_commands_are_understood(path: Path) -> None:
+    for _, language, content in BLOCK.findall(path.read_text(encoding="utf-8")):
+        for verb, *arguments in commands(content) if language in ("", "sh") else ():
+            with VERBS[verb].make_context(verb, arguments) as context:
+                settings, preset = context.params.get("settings") or (), context.params.get("preset")
+                with_settings(with_preset(Config(), preset) if preset else Config(), settings)
+
+
+@each_page
+def test_commands_in_running_text_have_verbs_and_options_that_exist(path: Path) -> None:
+    text = BLOCK.sub("", path.read_text(encoding="utf-8"))
+    for span in re.findall(r"`softtriple ([a-z][^`]*)`", text):
+        verb, *words = span.split()
+        known = {option for parameter in VERBS[verb].params for option in parameter.opts} | {"--help"}
+        assert {word for word in words if word.startswith("-")} <= known, span
+
+
+@each_page
+def test_names_in_running_text_exist(path: Path) -> None:
+    text = BLOCK.sub("", path.read_text(encoding="utf-8"))
+    for name in re.findall(r"`(softtriple(?:\.[A-Za-z_]\w*)+)`", text):
+        assert has_name(name), name
+    for name in re.findall(r"^::: (\S+)", text, flags=re.MULTILINE):
+        assert has_name(name), name
+    for file in re.findall(r"`((?:tests|benchmarks|examples|src)/[\w/]+\.py)", text):
+        assert (ROOT / file).is_file(), file
+
+
+def has_name(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            found: Any = importlib.import_module(".".join(parts[:length]))
+            for part in parts[length:]:
+                if not hasattr(found, part):
+                    return False
+                found = getattr(found, part)
+            return True
+    return False
 
 
 def test_every_name_of_the_paper_page_exists() -> None:
@@ -35,11 +115,47 @@ def test_every_name_of_the_paper_page_exists() -> None:
     tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert len(functions) > 8
     assert len(tests) > 8
-    for function in functions:
-        module, _, name = function.rpartition(".")
-        assert hasattr(importlib.import_module(module), name), function
+    assert all(map(has_name, functions)), functions
     for file, test in tests:
         assert f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), test
+
+
+def test_every_equation_of_the_paper_has_a_row() -> None:
+    text = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+    numbers = " ".join(re.findall(r"^\| ([^|]+) \|", text, flags=re.MULTILINE))
+    assert {int(number) for number in re.findall(r"\b\d+\b", numbers)} >= set(range(1, 11))
+
+
+def test_the_one_page_has_every_verb_loss_backbone_and_setting() -> None:
+    for verb in VERBS:
+        assert f"`softtriple {verb}" in ONE_PAGE, verb
+    for name, constructor in LOSSES.items():
+        own = set(inspect.signature(constructor).parameters) - {"num_classes", "embedding_size", "validate"}
+        row = re.search(rf"^\| `{name}` \| `{constructor.__name__}` \|(.*)\|$", ONE_PAGE, flags=re.MULTILINE)
+        assert row is not None, name
+        assert set(re.findall(r"\w+", row[1])) == own, name
+    for name in BACKBONES:
+        assert f"`{name}`" in ONE_PAGE, name
+    for group in dataclasses.fields(Config):
+        options = dataclasses.fields(group.type) if dataclasses.is_dataclass(group.type) else ()
+        for option in options:
+            if option.name != "options":
+                assert f"`{group.name}.{option.name}`" in ONE_PAGE, option.name
+
+
+def test_the_one_page_has_every_option_of_every_verb() -> None:
+    shown = {verb: set[str]() for verb in VERBS}
+    for _, _, content in BLOCK.findall(ONE_PAGE):
+        for verb, *words in commands(content):
+            shown[verb] |= {word for word in words if word.startswith("-")}
+    for verb, command in VERBS.items():
+        options = {parameter.opts[0] for parameter in command.params if isinstance(parameter, click.Option)}
+        assert options <= shown[verb], verb
+
+
+def test_the_one_page_has_every_public_name() -> None:
+    for name in set(dir(softtriple)) - {"__version__"}:
+        assert f"`softtriple.{name}`" in ONE_PAGE, name
 
 
 def test_public_names() -> None:
@@ -49,7 +165,11 @@ def test_public_names() -> None:
         softtriple.TripletLoss  # noqa: B018
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+@each_page
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
