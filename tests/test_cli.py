@@ -132,7 +132,7 @@ def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None
         (["search", run, "row:0", "--store", store, "-k", 0], 2, "-k"),
         (["index", run, vectors, "--store", store, "--split", "half"], 2, "--split"),
         (["index", run, vectors, "--store", store, "--delete", "--check"], 2, "--delete"),
-        (["centers", tmp_path], 1, "not a run directory"),
+        (["centers", tmp_path], 1, "no encoder here"),
     ]:
         answer = softtriple(*arguments)
         assert (answer.status, answer.out) == (status, "")

@@ -91,7 +91,8 @@ def test_a_run_and_its_store_are_served_until_ctrl_c(run: Path, collection: Coll
     finally:
         serving.send_signal(signal.SIGINT)
         out, said = serving.communicate(timeout=30)
-    assert serving.returncode == 130
+    # 0 where the tests themselves run in the background of a shell, which makes their children ignore Ctrl-C.
+    assert serving.returncode in (0, 130)
     assert f"25 items at http://127.0.0.1:{port}/" in said
     assert "Traceback" not in said
     assert out == ""

@@ -56,7 +56,7 @@ def test_unknown_channels_are_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"size": 6}, "size = 6 is not between 1 and resize = 5"),
+        ({"size": 6}, "size = 6 and resize = 5 are not 1 ≤ size ≤ resize"),
         ({"mean": (1.0,)}, "need 3 numbers for bgr"),
     ],
 )

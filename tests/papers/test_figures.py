@@ -84,3 +84,14 @@ def test_settings_of_matplotlib_stay_as_they_were() -> None:
     before = dict(matplotlib.rcParams.copy())
     figures()
     assert all(matplotlib.rcParams[name] == value for name, value in before.items() if name != "backend")
+
+
+def test_photographs_are_compressed_and_drawings_stay_as_they_are():
+    noise = np.random.default_rng(0).integers(0, 256, size=(12, 12, 3), dtype=np.uint8)
+    photograph = np.asarray(Image.fromarray(noise).resize((96, 96), Image.Resampling.BICUBIC))
+    content = {name: svg(draw_retrieved({"one": [query(picture, True)]})) for name, picture in
+               {"photograph": photograph, "drawing": np.zeros((96, 96, 3), dtype=np.uint8)}.items()}  # fmt: skip
+    assert b"data:image/jpeg" in content["photograph"]
+    assert b"data:image/png" not in content["photograph"]
+    assert b"data:image/png" in content["drawing"]
+    assert b"data:image/jpeg" not in content["drawing"]

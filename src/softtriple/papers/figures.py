@@ -3,6 +3,8 @@
 Colours are Okabe and Ito's, which colour-blind people tell apart; dashes, markers and crosses do without any.
 """
 
+import base64
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -15,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
+from PIL import Image as PILImage
 
 from softtriple.papers.sheets import Number
 from softtriple.report_page import Image, Retrieved
@@ -154,7 +157,8 @@ def draw_circles(panels: Sequence[Circle]) -> Figure:
 def svg(figure: Figure) -> bytes:
     """The figure as the content of an SVG file."""
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    return _saved(figure, format="svg", metadata=no_metadata)
+    content = _saved(figure, format="svg", metadata=no_metadata)
+    return re.sub(rb"data:image/png;base64,([A-Za-z0-9+/=\s]+)", _smaller_picture, content)
 
 
 def png(figure: Figure) -> bytes:
@@ -167,6 +171,16 @@ def _saved(figure: Figure, **options: Any) -> bytes:
     with matplotlib.rc_context(_STYLE):
         figure.savefig(buffer, **options)
     return buffer.getvalue()
+
+
+def _smaller_picture(png_address: re.Match[bytes]) -> bytes:
+    """A picture inside an SVG as JPEG where that is far smaller: photographs are, drawings are not."""
+    original, smaller = base64.b64decode(png_address[1]), BytesIO()
+    with PILImage.open(BytesIO(original)) as picture:
+        picture.convert("RGB").save(smaller, format="JPEG", quality=80, optimize=True)
+    if 2 * len(smaller.getvalue()) > len(original):
+        return png_address[0]
+    return b"data:image/jpeg;base64," + base64.b64encode(smaller.getvalue())
 
 
 def _picture(axes: Axes, picture: Image | str) -> Axes:
