@@ -76,7 +76,8 @@ def save(name: str, where: dict[str, Any], rows: list[dict[str, Any]], text: str
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
     described = ", ".join(f"{key} {value}" for key, value in where.items())
-    (RESULTS / f"{name}.md").write_text(f"`python benchmarks/{name}.py`: {described}\n\n{text}\n")
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    (RESULTS / f"{name}.md").write_text(f"`{command}`: {described}\n\n{text}\n")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
