@@ -54,9 +54,6 @@ PROTOCOLS: dict[str, list[str]] = {
         for name in ("model.backbone", "model.trainable", "model.freeze_batch_norm", "data.augment", "train.lr")
     ],
 }
-# The better of 1e-4 and 1e-3 for the head alone, by R@1 on 25 held-out classes of CUB's training half
-# (docs/results.md); what was not tried keeps the paper's rate.
-HEAD_RATES: dict[str, float] = {"softtriple": 1e-3}
 
 
 def recipe(table: PublishedTable, row: PublishedRow) -> Config:
@@ -67,10 +64,7 @@ def recipe(table: PublishedTable, row: PublishedRow) -> Config:
 
 def under_protocol(recipe: Config, protocol: str) -> Config:
     """``recipe`` with what ``protocol`` changes of it."""
-    settings = PROTOCOLS[protocol]
-    if protocol == "head" and recipe.loss.name in HEAD_RATES:
-        settings = [*settings, f"train.lr={HEAD_RATES[recipe.loss.name]}"]
-    return with_settings(recipe, settings)
+    return with_settings(recipe, PROTOCOLS[protocol])
 
 
 def softtriple_recipe() -> Config:
