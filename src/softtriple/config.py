@@ -75,7 +75,7 @@ class TrainConfig:
 
     epochs: int = 50
     batch_size: int = 32
-    lr: float | Auto = "auto"  # backbone: 1e-4 from published weights (the paper), 1e-3 from scratch
+    lr: float | Auto = "auto"  # backbone: 1e-4 from published weights (the paper) or linear, else 1e-3
     head_lr: float | None = None  # the linear head; None: as the backbone
     center_lr: float = 1e-2
     milestones: tuple[int, ...] = (20, 40)  # epochs after which all rates are divided by ten

@@ -20,6 +20,7 @@ from softtriple.similarity import (
     error_bound,
     exact_pairs,
     full_float32,
+    take_rows,
     tile_side,
     tiles,
 )
@@ -109,13 +110,13 @@ class FirstHit:
         # Copying rows pays only where it leaves out many.
         values, queries = tile.values, torch.arange(tile.rows.start, tile.rows.stop, device=hot.device)
         if 2 * len(hot) < len(values):
-            values, queries = tile.take(hot), queries[hot]
+            values, queries = take_rows(values, hot), queries[hot]
         # A positive is never above `surely`, so that this needs no look at the labels.
         above = self._count(torch.gt, values, self.surely[queries])
         self.before[queries] += above
         open_rows = (self._count(torch.ge, values, self.perhaps[queries]) != above).nonzero()[:, 0]
         if len(open_rows):
-            queries, values = queries[open_rows], values[open_rows]
+            queries, values = queries[open_rows], take_rows(values, open_rows)
             doubtful = (values >= self.perhaps[queries]) & (values <= self.surely[queries])
             pairs = doubtful.nonzero()
             self._decide(queries[pairs[:, 0]], pairs[:, 1] + tile.cols.start)

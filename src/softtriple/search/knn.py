@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from softtriple.similarity import Tile, error_bound, exact_pairs, full_float32, tiles
+from softtriple.similarity import Tile, error_bound, exact_pairs, full_float32, take_rows, tiles
 
 # Candidates beyond k. Float32 rarely misplaces a row by more than one or two; each costs one float64 product a query.
 SPARE = 3
@@ -125,7 +125,7 @@ class TopK:
         # Reading a row's maximum is far cheaper than selecting from it, and most rows have nothing new to give.
         worst = values.gather(1, self.last[tile.rows])
         hot = (tile.values.amax(dim=1, keepdim=True) > worst).nonzero()[:, 0]
-        found = tile.take(hot).contiguous().topk(min(width, tile.values.shape[1]), dim=1)
+        found = take_rows(tile.values, hot).contiguous().topk(min(width, tile.values.shape[1]), dim=1)
         merged_values = torch.cat([values[hot], found.values], dim=1)
         merged_rows = torch.cat([rows[hot], found.indices + tile.cols.start], dim=1)
         values[hot], kept = merged_values.topk(width, dim=1)
