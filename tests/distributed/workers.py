@@ -49,6 +49,8 @@ def _serve(pipe: Connection) -> None:
     while True:
         function, arguments, store, rank, world_size = pipe.recv()
         torch_dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+        # A rank that is done at once would close its connections while another is still making them.
+        torch_dist.barrier()
         try:
             pipe.send((True, function(*arguments)))
         except BaseException:
