@@ -96,24 +96,29 @@ def render_page(page: Page) -> str:
         _centers(page.methods),
         _hardest_classes(page.methods),
     )
-    facts = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in page.facts)
+    return html_page(page.title, page.facts, "".join(sections))
+
+
+def html_page(title: str, facts: Sequence[tuple[str, str]], main: str) -> str:
+    """A page that needs no other file and may load none: title and facts at its head, and ``main``, which is HTML."""
+    told = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(page.title)}</title>
+<title>{_text(title)}</title>
 <style>
 {_STYLE}</style>
 </head>
 <body>
 <header>
-<h1>{_text(page.title)}</h1>
-{f"<dl>{facts}</dl>" if facts else ""}
+<h1>{_text(title)}</h1>
+{f"<dl>{told}</dl>" if told else ""}
 </header>
 <main>
-{"".join(sections)}</main>
+{main}</main>
 </body>
 </html>
 """

@@ -5,10 +5,10 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 from softtriple.papers.runs import Facts
+from softtriple.report_page import html_page
 
 NOTHING = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -132,8 +132,6 @@ def to_markdown(sheet: Sheet, pictures: Sequence[str] = ()) -> str:
 
 def to_html(sheet: Sheet, pictures: Sequence[bytes] = ()) -> str:
     """A page that needs no other file; ``pictures`` are contents of SVG files."""
-    style = files("softtriple").joinpath("report_page.css").read_text("utf-8")
-    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in sheet.facts)
     head = "".join(f'<th scope="col">{escape(column)}</th>' for column in sheet.columns)
     body = "".join(map(_html_block, sheet.blocks))
     notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in sheet.notes)
@@ -142,31 +140,9 @@ def to_html(sheet: Sheet, pictures: Sequence[bytes] = ()) -> str:
         f' src="data:image/svg+xml;base64,{base64.b64encode(picture).decode("ascii")}"></figure>'
         for picture in pictures
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(sheet.title)}</title>
-<style>
-{style}</style>
-</head>
-<body>
-<header>
-<h1>{escape(sheet.title)}</h1>
-<dl>{told}</dl>
-</header>
-<main>
-<section>
-<div class="scroll" tabindex="0"><table><thead><tr><td></td><td></td>{head}</tr></thead>{body}</table></div>
-{notes}
-</section>
-{drawn}
-</main>
-</body>
-</html>
-"""
+    table = f"<table><thead><tr><td></td><td></td>{head}</tr></thead>{body}</table>"
+    section = f'<section>\n<div class="scroll" tabindex="0">{table}</div>\n{notes}\n</section>\n'
+    return html_page(sheet.title, sheet.facts, f"{section}{drawn}\n")
 
 
 def _html_block(block: Block) -> str:
