@@ -74,6 +74,14 @@ def test_train_evaluate_embed(softtriple, vectors: Path, tmp_path: Path) -> None
     assert "Recall@1" in from_file.out
     assert "60 queries of 6 classes" in from_file.out
 
+    # Their vectors are not those that the encoder takes.
+    for arguments in (["embed", out, tmp_path / "embedded.npz", "--out", tmp_path / "twice.npz"],
+                      ["evaluate", out, "--data", tmp_path / "embedded.npz"]):  # fmt: skip
+        misfit = softtriple(*arguments)
+        assert misfit.status == 1
+        assert misfit.err.endswith("numbers; the data have 4\n")
+        assert "Traceback" not in misfit.err
+
 
 def test_embed_reads_a_table_with_its_own_columns(softtriple, tmp_path: Path) -> None:
     pictures = np.random.default_rng(0).integers(0, 255, (8, 36, 36, 3), dtype=np.uint8)

@@ -21,7 +21,7 @@ from jaxtyping import Float32
 from PIL import Image
 
 from softtriple.config import Config
-from softtriple.data import Benchmark, ImageArray, ImageFiles, Items, Split, Texts, Vectors
+from softtriple.data import Benchmark, ImageArray, ImageFiles, Items, Split, Texts
 from softtriple.data.randomness import stream
 from softtriple.experiment import load_data
 from softtriple.feeds import embed_feed
@@ -88,7 +88,7 @@ def index_data(
     """
     encoder = Encoder.load(run).to("cuda" if torch.cuda.is_available() else "cpu")
     benchmark = load_data(data, reporter)
-    _refuse_misfits(encoder, benchmark.train)
+    still_feed(encoder, benchmark.train)  # refuses data that the encoder cannot take, before a store is made for them
     parts = _parts(benchmark, part)
     total = sum(len(ids) for _, ids in parts)
     done: Counter[str] = Counter()
@@ -228,14 +228,6 @@ def _opened(run: Path, uri: str, *, dim: int | None = None, create: bool = False
         yield store
     finally:
         store.close()
-
-
-def _refuse_misfits(encoder: Encoder, split: Split) -> None:
-    """Refuse data that the encoder cannot take, before a store is made for them."""
-    still_feed(encoder, split)
-    if isinstance(split.items, Vectors) and split.items.values.shape[1] != encoder.config.in_features:
-        width = split.items.values.shape[1]
-        raise ValueError(f"the encoder takes vectors of {encoder.config.in_features} numbers; the data have {width}")
 
 
 def _embed(encoder: Encoder, split: Split) -> Float32[np.ndarray, "items dim"]:

@@ -17,7 +17,18 @@ import torch
 from jaxtyping import Float, Int64, Integer, Num
 from torch import Tensor
 
-from softtriple.data import ImageArray, ImageCache, ImageFiles, Split, Texts, View, batches, cache_directory, in_order
+from softtriple.data import (
+    ImageArray,
+    ImageCache,
+    ImageFiles,
+    Split,
+    Texts,
+    Vectors,
+    View,
+    batches,
+    cache_directory,
+    in_order,
+)
 from softtriple.data.cache import fits
 from softtriple.data.randomness import stream
 from softtriple.data.storage import map_rows, write_rows
@@ -74,6 +85,9 @@ def pixel_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
     """A feed that reads images (or vectors, or texts) anew in every epoch."""
     if encoder.takes != f"{split.kind}s":
         raise ValueError(f"the encoder, {encoder.config.backbone}, takes {encoder.takes}; the data are {split.kind}s")
+    if isinstance(split.items, Vectors) and split.items.values.shape[1] != encoder.config.in_features:
+        width = split.items.values.shape[1]
+        raise ValueError(f"the encoder takes vectors of {encoder.config.in_features} numbers; the data have {width}")
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
         read = batches(split, row_batches, reading.view, seed=reading.seed, epoch=epoch, cache=reading.cache)
