@@ -1,7 +1,5 @@
 """The command line: one verb for each thing a person does. torch is imported inside the verbs, so --help is quick."""
 
-import enum
-import itertools
 import json
 import os
 import sys
@@ -35,17 +33,8 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
 ]
-
-
-class Choice(enum.StrEnum):
-    """What to do about a file that cannot be read."""
-
-    stop = "stop"
-    skip = "skip"
-
-
 OnError = Annotated[
-    Choice | None,
+    Literal["stop", "skip"] | None,
     typer.Option("--on-error", help="At a file that cannot be read: stop, or skip it and say why; default stop."),
 ]
 
@@ -176,7 +165,7 @@ def demo(
     from softtriple import demonstration
     from softtriple.progress import Reporter
 
-    results, page = demonstration.run(out or _free(Path("runs/demo")), Reporter(), command=_command())
+    results, page = demonstration.run(out or demonstration.free_folder(), Reporter(), command=_command())
     if as_json:
         found = {name: json.loads(result.report.to_json()) for name, result in results.items()}
         print(json.dumps({**found, "page": str(page)}))  # noqa: T201
@@ -365,12 +354,6 @@ def info(as_json: AsJson = False) -> None:
     print(json.dumps(told) if as_json else about.text(told))  # noqa: T201
 
 
-def _free(path: Path) -> Path:
-    """``path``, or ``path-2``, ``path-3`` and so on if it is taken: nothing is ever overwritten."""
-    names = itertools.chain([path], (path.with_name(f"{path.name}-{number}") for number in itertools.count(2)))
-    return next(name for name in names if not name.exists())
-
-
 def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
     if file is not None:
         return read_config(file)
@@ -400,7 +383,7 @@ def _about_data(settings: list[str] | None) -> list[str]:
     return settings or []
 
 
-def _on_error(choice: Choice | None) -> list[str]:
+def _on_error(choice: str | None) -> list[str]:
     return [] if choice is None else [f"data.on_error={choice}"]
 
 

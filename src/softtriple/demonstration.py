@@ -1,5 +1,6 @@
 """The whole path in about a minute: SoftTriple and the single-centre softmax on rendered characters, side by side."""
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,6 +43,12 @@ def run(out: Path, reporter: Reporter, command: str) -> tuple[dict[str, Result],
     page = RunDir(out)
     write_page(page, outcomes, command, [("Time", duration(time.monotonic() - start))])
     return results, page.page_file
+
+
+def free_folder() -> Path:
+    """runs/demo, or runs/demo-2, runs/demo-3 and so on if it is taken: nothing is ever overwritten."""
+    names = itertools.chain(["demo"], (f"demo-{number}" for number in itertools.count(2)))
+    return next(path for path in (Path("runs") / name for name in names) if not path.exists())
 
 
 def table(results: Mapping[str, Result]) -> str:

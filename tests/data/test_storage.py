@@ -10,5 +10,5 @@ def test_the_cache_directory_follows_the_environment(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
     assert cache_directory() == Path("/xdg/softtriple")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert cache_directory() == Path("/home/someone/.cache/softtriple")
+    monkeypatch.setenv("HOME", "/own")
+    assert cache_directory() == Path("/own/.cache/softtriple")
