@@ -26,6 +26,13 @@ def test_scikit_learn_agrees(pairs):
     assert ami(labels, clusters) == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-9)
 
 
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
+def test_agreement_is_one_and_never_more(labels):
+    assert 1 - 1e-9 < ami(torch.tensor(labels), torch.tensor(labels)) <= 1
+    assert 1 - 1e-9 < nmi(torch.tensor(labels), torch.tensor(labels)) <= 1
+
+
 def test_scikit_learn_agrees_on_many_uneven_classes():
     random = np.random.default_rng(0)
     labels = torch.from_numpy(random.zipf(1.6, size=3000) % 400)

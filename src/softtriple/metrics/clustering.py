@@ -94,7 +94,7 @@ def ami(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> float
     # Every class and every cluster of one item: chance already agrees perfectly, and so do they.
     if abs(room) < 1e-12:
         return 1.0
-    return float((table.mutual_information - chance) / room)
+    return min(1.0, float((table.mutual_information - chance) / room))  # rounding may carry it past 1
 
 
 class _Contingency(NamedTuple):
