@@ -1,6 +1,11 @@
-"""Fixtures for all tests, and how long hypothesis searches."""
+"""What holds for every test: how hypothesis searches, where caches are, which random numbers come."""
 
+import random
+from collections.abc import Iterator
+
+import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples in every run: what `make test` finds does not depend on luck. `make abuse` looks for new ones.
@@ -8,9 +13,22 @@ settings.register_profile("default", max_examples=25, deadline=None, derandomize
 settings.register_profile(
     "abuse", max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
+settings.load_profile("default")  # hypothesis takes another one where it sees the environment of a CI service
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No test uses the cache of the person who runs it, nor a proxy to reach the servers it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOFTTRIPLE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("NO_PROXY", "127.0.0.1,localhost")
+        patch.setenv("no_proxy", "127.0.0.1,localhost")
+        yield
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or writes the cache of the person who runs it; the tests share one of theirs."""
-    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+def _same_random_numbers() -> None:
+    """A test draws the same numbers whatever ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

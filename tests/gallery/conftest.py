@@ -22,7 +22,7 @@ def address(collection: Collection) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address) as asking:
+    with httpx.Client(base_url=address, timeout=60) as asking:
         yield asking
 
 
@@ -34,7 +34,7 @@ def gallery(collection: Collection) -> Iterator[Callable[..., httpx.Client]]:
     def start(**changes) -> httpx.Client:
         settings = Settings(**changes)
         context = running(collection.app(settings), settings)
-        client = httpx.Client(base_url=context.__enter__())
+        client = httpx.Client(base_url=context.__enter__(), timeout=60)
         opened.append((context, client))
         return client
 

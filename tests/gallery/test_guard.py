@@ -54,7 +54,7 @@ def test_a_fault_of_ours_is_a_sentence_without_a_traceback(
 
     with running(collection.app()) as url:
         monkeypatch.setattr(collection.store, "count", fail)
-        answer = httpx.get(f"{url}/health")
+        answer = httpx.get(f"{url}/health", timeout=60)
     assert answer.status_code == 500
     assert answer.json() == {"error": "something is wrong in the server: its log says what"}
     assert "content-security-policy" in answer.headers
@@ -211,25 +211,29 @@ def test_a_busy_encoder_turns_clients_away_with_429(collection: Collection, monk
 
     def slowly(*_: object) -> None:
         entered.set()
-        leave.wait(10)
+        leave.wait(60)
         raise ValueError
 
     monkeypatch.setattr("softtriple.gallery.contents.embed_upload", slowly)
     settings = Settings(max_encoding=0, work_seconds=0.4)
     with running(collection.app(settings), settings) as url:
         answers: list[httpx.Response] = []
-        ask = threading.Thread(target=lambda: answers.append(httpx.post(f"{url}/api/search/image", content=b"x")))
+
+        def upload() -> httpx.Response:
+            return httpx.post(f"{url}/api/search/image", content=b"x", timeout=60)
+
+        ask = threading.Thread(target=lambda: answers.append(upload()))
         ask.start()
-        assert entered.wait(5)
-        refused = httpx.post(f"{url}/api/search/image", content=b"x")
+        assert entered.wait(30)
+        refused = upload()
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
         assert "busy" in refused.json()["error"]
-        assert httpx.get(f"{url}/api/items").status_code == 200, "the rest goes on"
+        assert httpx.get(f"{url}/api/items", timeout=60).status_code == 200, "the rest goes on"
         ask.join()
         assert answers[0].status_code == 429
         assert "not done within 0.4 seconds" in answers[0].json()["error"]
         # The thread is still at it: the next one is refused at once, not queued behind it.
-        assert "busy" in httpx.post(f"{url}/api/search/image", content=b"x").json()["error"]
+        assert "busy" in upload().json()["error"]
         leave.set()
 
 
@@ -253,7 +257,7 @@ def exchange(client: httpx.Client, *pieces: bytes, pause: float = 0.2) -> tuple[
                 continue
             except OSError:
                 break
-        connection.settimeout(8)
+        connection.settimeout(30)
         try:
             while data := connection.recv(4096):
                 received += data
@@ -265,13 +269,13 @@ def exchange(client: httpx.Client, *pieces: bytes, pause: float = 0.2) -> tuple[
 def test_a_head_that_dawdles_is_cut_off(gallery: Gallery) -> None:
     client = gallery(header_seconds=0.5)
     silent, seconds = exchange(client)
-    assert (silent, seconds < 2) == (b"", True)
+    assert (silent, seconds < 5) == (b"", True)
     trickled, seconds = exchange(client, b"GET / HT", b"TP/1.1\r\n", b"Host: local", b"host\r\n", b"A: b\r\n")
-    assert (trickled, seconds < 2) == (b"", True)
+    assert (trickled, seconds < 5) == (b"", True)
     whole = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     answered, seconds = exchange(client, whole, b"GET / HT", b"TP", b"/1", b".1", b"\r\n")
     assert answered.count(b"HTTP/1.1 200") == 1
-    assert seconds < 3, "also the second request of a connection"
+    assert seconds < 5, "also the second request of a connection"
 
 
 def test_a_body_that_dawdles_is_told_so(gallery: Gallery) -> None:
@@ -279,7 +283,7 @@ def test_a_body_that_dawdles_is_told_so(gallery: Gallery) -> None:
     answer, seconds = exchange(gallery(body_seconds=0.5), head, *[b"x"] * 5)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive within 0.5 seconds" in answer
-    assert seconds < 8, "and cut off if it goes on"
+    assert seconds < 20, "and cut off if it goes on"
 
 
 def test_malformed_requests_do_not_hurt(client: httpx.Client) -> None:

@@ -18,6 +18,8 @@ from softtriple.search import Item
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
+expect.set_options(timeout=30_000)
+
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="THE PAGE IS NOT TESTED: no chromium here; apt-get install chromium brings it"
 )
@@ -42,7 +44,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
 
     def start(url: str, **options: object) -> Page:
         page = browser.new_context(**options).new_page()  # type: ignore[arg-type]
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)
         page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda request: requested.append(request.url))
@@ -123,7 +125,7 @@ def widths(page: Page) -> list[int]:
 
 def wait_until(true: Callable[[], bool]) -> None:
     # Not by wait_for_function, which the content policy of the page forbids.
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -61,23 +61,30 @@ def run(collection: Collection, tmp_path: Path) -> Path:
     return folder
 
 
+def free_port() -> int:
+    """One below those that the system hands out by itself, so that nobody takes it before it is used."""
+    for port in range(20_000, 30_000):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise OSError("no port is free")
+
+
 def test_a_run_and_its_store_are_served_until_ctrl_c(run: Path, collection: Collection) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "softtriple", "serve", str(run), "--store", str(run.with_name("store"))]
     environment = {**os.environ, "SOFTTRIPLE_TOKEN": "sesam"}
     serving = subprocess.Popen(
         [*command, "--port", str(port)], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     )
     try:
-        client = httpx.Client(base_url=f"http://localhost:{port}", headers={"Authorization": "Bearer sesam"})
-        with client:
+        bearer = {"Authorization": "Bearer sesam"}
+        with httpx.Client(base_url=f"http://localhost:{port}", headers=bearer, timeout=60) as client:
             for _ in range(600):
                 try:
                     assert client.get("/health").json()["items"] == len(collection.ids)
                     break
-                except httpx.ConnectError:
+                except httpx.TransportError:
                     assert serving.poll() is None, serving.stderr.read()
                     time.sleep(0.1)
             picture = (collection.folder / "1-4.png").read_bytes()
