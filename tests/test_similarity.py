@@ -71,3 +71,12 @@ def test_tiles_cover_every_pair_once(budget):
 def test_a_tile_and_its_pairs_fit_the_budget():
     for budget in (1 << 10, 1 << 20, 1 << 26):
         assert 96 * tile_side(budget) ** 2 <= budget
+
+
+def test_readers_of_a_tile_have_the_precision_that_they_set():
+    vectors = torch.eye(3)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert [torch.get_float32_matmul_precision() for _ in tiles(vectors, None, 0)] == ["medium"] * 9
+    finally:
+        torch.set_float32_matmul_precision("highest")

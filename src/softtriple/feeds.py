@@ -178,7 +178,7 @@ def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, reading: Reading) -> T
 
 
 def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
-    pooled = encoder.config.pooling + (f" at {encoder.config.heads} depths" if encoder.config.heads > 1 else "")
+    pooled = encoder.config.pooling + (" at three depths, in cells" if encoder.config.heads > 1 else "")
     kept = pooled if frozen == encoder.num_stages else "map"
     digest = hashlib.sha256(f"{VERSION} {encoder.config.backbone} {frozen} {kept} {reading}".encode())
     digest.update(repr(encoder.preprocess).encode())

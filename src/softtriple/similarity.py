@@ -66,19 +66,19 @@ def tiles(
     if coarse:
         queries, columns = queries.bfloat16(), columns.bfloat16()
     product = queries.new_empty(buffer.shape) if coarse else buffer
-    with full_float32():
-        for rows in _slices(0, len(queries), side):
-            for cols in _slices(rows.start if gallery is None else 0, len(columns), side):
-                shape = (rows.stop - rows.start, cols.stop - cols.start)
-                values, multiplied = (part[: shape[0] * shape[1]].view(shape) for part in (buffer, product))
+    for rows in _slices(0, len(queries), side):
+        for cols in _slices(rows.start if gallery is None else 0, len(columns), side):
+            shape = (rows.stop - rows.start, cols.stop - cols.start)
+            values, multiplied = (part[: shape[0] * shape[1]].view(shape) for part in (buffer, product))
+            with full_float32():  # not around a yield: whoever reads the tile has settings of their own
                 torch.mm(queries[rows], columns[cols].T, out=multiplied)
-                if coarse:
-                    values.copy_(multiplied)
-                if gallery is None or self_at is not None:
-                    _hide_self(values, rows.start + (self_at or 0) - cols.start)
-                yield Tile(rows, cols, values)
-                if gallery is None and rows != cols:
-                    yield Tile(cols, rows, values.T)
+            if coarse:
+                values.copy_(multiplied)
+            if gallery is None or self_at is not None:
+                _hide_self(values, rows.start + (self_at or 0) - cols.start)
+            yield Tile(rows, cols, values)
+            if gallery is None and rows != cols:
+                yield Tile(cols, rows, values.T)
 
 
 def tile_side(memory_budget: int) -> int:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from softtriple.losses import LOSSES, build_loss
+from softtriple.losses.checks import KINDS
 
 NUM_CLASSES, DIM = 5, 6
 
@@ -63,7 +65,14 @@ def test_gradient_reaches_embeddings_and_every_parameter(loss: nn.Module) -> Non
 
 def test_gradient_is_that_of_finite_differences(loss: nn.Module) -> None:
     embeddings, labels = batch()
-    assert torch.autograd.gradcheck(lambda x: evaluate(loss, x, labels), embeddings.requires_grad_())
+    parameters = dict(loss.named_parameters())
+
+    def function(x: Tensor, *values: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        value: Tensor = functional_call(loss, dict(zip(parameters, values, strict=True)), (x, labels))
+        return value
+
+    assert torch.autograd.gradcheck(function, (embeddings.requires_grad_(), *parameters.values()))
 
 
 def test_order_of_the_batch_does_not_matter(name: str, loss: nn.Module) -> None:
@@ -155,6 +164,12 @@ def test_autocast_computes_in_float32(loss: nn.Module) -> None:
 def test_batches_it_wants(name: str, loss: nn.Module) -> None:
     wanted = {"n-pairs": 2, "semi-hard": 4, "lifted": 4, "clustering": 4, "margin": 5, "hdc": 10, "htl": 4}
     assert getattr(loss, "per_class", None) == wanted.get(name)
+
+
+def test_its_settings_are_of_known_kinds(name: str) -> None:
+    for parameter in inspect.signature(LOSSES[name]).parameters.values():
+        _, fits = KINDS[parameter.annotation]
+        assert parameter.default is parameter.empty or fits(parameter.default)
 
 
 def test_it_is_documented_with_its_settings(name: str) -> None:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softtriple import SoftTripleLoss
+from softtriple import NormalizedSoftmaxLoss, SoftTripleLoss
 from softtriple.losses.centers import count_distinct, merge_groups
 
 
@@ -94,6 +94,31 @@ def test_added_classes_are_predicted_and_old_ones_untouched() -> None:
     assert grown.distinct_centers(0.3).tolist() == [2, 2, 2, 2]
     torch.testing.assert_close(grown.centers[2:].norm(dim=-1), torch.full((2, 2), 0.3), rtol=1e-4, atol=0)
     assert (grown.scale, grown.gamma, grown.tau) == (old.scale, old.gamma, old.tau)
+
+
+def test_a_grown_loss_is_of_the_kind_and_in_the_state_of_the_old_one() -> None:
+    old = NormalizedSoftmaxLoss(2, 8, scale=7.0).eval().requires_grad_(False)
+    grown = old.add_classes(torch.randn(1, 8), torch.tensor([2]))
+    assert type(grown) is NormalizedSoftmaxLoss
+    assert grown.scale == 7.0
+    assert not grown.training
+    assert not grown.centers.requires_grad
+    learning = SoftTripleLoss(2, 8).add_classes(torch.randn(1, 8), torch.tensor([2]))
+    assert learning.training
+    assert learning.centers.requires_grad
+
+
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
+def test_a_tolerance_is_no_negative_number(tolerance: float) -> None:
+    for function in (SoftTripleLoss(2, 8).distinct_centers, SoftTripleLoss(2, 8).merge_centers):
+        with pytest.raises(ValueError, match=f"tolerance = {tolerance} must be a finite number of at least 0"):
+            function(tolerance)
+
+
+def test_merged_centers_refuse_embeddings_of_another_width() -> None:
+    merged = SoftTripleLoss(2, 8).merge_centers()
+    with pytest.raises(ValueError, match=r"embeddings have shape \(3, 7\), expected \(batch, 8\)"):
+        merged.predict(torch.randn(3, 7))
 
 
 def test_added_class_of_one_item_has_that_item_as_its_center() -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from jaxtyping import config
@@ -25,7 +26,6 @@ def as_users_have_it() -> Iterator[None]:
     ("option", "value", "message"),
     [
         ("centers_per_class", 0, "centers_per_class = 0 must be a whole number of at least 1"),
-        ("centers_per_class", 2.5, "centers_per_class = 2.5 must be a whole number of at least 1"),
         ("gamma", 0.0, "gamma = 0.0 must be a finite number above 0"),
         ("gamma", float("nan"), "gamma = nan must be a finite number above 0"),
         ("scale", -1.0, "scale = -1.0 must be a finite number above 0"),
@@ -38,6 +38,37 @@ def as_users_have_it() -> Iterator[None]:
 def test_settings(option: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         build_loss("softtriple", 3, 4, **{option: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "wanted"),
+    [
+        ("softtriple", "centers_per_class", 2.5, "a whole number"),
+        ("softtriple", "gamma", "abc", "a number"),
+        ("softtriple", "scale", True, "a number"),
+        ("lifted", "margin", [1], "a number"),
+        ("n-pairs", "length", "x", "a number"),
+        ("hdc", "shares", 0.5, "a list of numbers"),
+        ("hdc", "shares", [1, "a", 1], "a list of numbers"),
+        ("hdc", "cascade", "abc", "true or false"),
+        ("htl", "squared", "no", "true or false"),
+        ("htl", "validate", 1, "true or false"),
+        ("hard-triple", "similarity", [1], "a text"),
+    ],
+)
+def test_kinds_of_settings(name: str, option: str, value: Any, wanted: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{name}: {option} = {value!r} is not {wanted}")):
+        build_loss(name, 3, 6, **{option: value})
+
+
+def test_no_length_is_a_setting_too() -> None:
+    assert build_loss("n-pairs", 3, 6, length=None).length is None
+
+
+def test_numbers_of_numpy() -> None:
+    loss = build_loss("softtriple", np.int64(3), np.int32(4), centers_per_class=np.uint8(2), gamma=np.float32(0.5))
+    assert loss.centers.shape == (3, 2, 4)
+    assert build_loss("htl", np.int64(3), 4).num_classes == 3
 
 
 @pytest.mark.parametrize(
@@ -64,7 +95,13 @@ def test_batches(name: str, embeddings: Tensor, labels: Tensor, message: str) ->
         build_loss(name, 3, 6)(embeddings, labels)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    ],
+)
 def test_integer_labels_of_any_kind(dtype: torch.dtype) -> None:
     loss, embeddings, labels = SoftTripleLoss(3, 4), torch.randn(3, 4), torch.tensor([2, 0, 1])
     torch.testing.assert_close(loss(embeddings, labels.to(dtype)), loss(embeddings, labels))

@@ -164,3 +164,13 @@ def test_seeded_draws_repeat() -> None:
         values.append(loss(embeddings, labels).item())
     assert values[0] == values[1] != values[2]
     assert not math.isnan(values[2])
+
+
+def test_long_embeddings_are_refused_only_where_their_length_counts() -> None:
+    labels, random = torch.tensor([0, 0, 1, 1]), torch.Generator().manual_seed(0)
+    embeddings = 1e12 * torch.randn(4, 3, generator=random)
+    any_length = NPairsLoss(2, 3, l2=0.0)
+    assert torch.equal(any_length(embeddings, labels), any_length(embeddings / 2**30, labels))
+    for loss in (NPairsLoss(2, 3), NPairsLoss(2, 3, length=None, l2=0.0)):
+        with pytest.raises(ValueError, match="their products would overflow"):
+            loss(embeddings, labels)

@@ -74,6 +74,28 @@ def test_value_and_gradients_are_the_papers(
         torch.testing.assert_close(found_by_centers, by_centers, rtol=1e-8, atol=1e-9)
 
 
+@settings(deadline=None, max_examples=30)
+@given(
+    batch=st.integers(1, 6),
+    num_classes=st.integers(1, 5),
+    k=st.integers(1, 4),
+    margin=st.sampled_from([0.0, 0.05, 0.3]),
+    seed=st.integers(0, 10_000),
+)
+def test_hard_triple_and_its_gradient_are_the_papers(
+    batch: int, num_classes: int, k: int, margin: float, seed: int
+) -> None:
+    embeddings, labels, centers = problem(seed, batch, num_classes, k, 5)
+    hard = HardTripleLoss(num_classes, 5, k, margin=margin).double()
+    with torch.no_grad():
+        hard.centers.copy_(centers)
+    expected = book.hard_triple(embeddings, labels, centers, scale=20.0, margin=margin)
+    found = hard(embeddings, labels)
+    torch.testing.assert_close(found, expected)
+    by_book = torch.autograd.grad(expected, (embeddings, centers))
+    torch.testing.assert_close(torch.autograd.grad(found, (embeddings, hard.centers)), by_book)
+
+
 def test_gamma_to_zero_is_hard_triple() -> None:
     embeddings, labels, centers = problem(1, 6, 5, 4, 8)
     hard = HardTripleLoss(5, 8, 4, margin=0.05).double()

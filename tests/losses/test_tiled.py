@@ -227,7 +227,7 @@ def test_moves_between_devices() -> None:
     torch.testing.assert_close(back(embeddings, labels), module(centers)(embeddings, labels))
 
 
-def test_function_transforms() -> None:
+def test_transforms_of_functions_take_the_readable_form_and_give_the_same_gradient() -> None:
     embeddings, labels, centers = problem()
     loss = module(centers)
 

@@ -21,16 +21,17 @@ def hdc(
     for head, share in enumerate(shares):
         x = [unit(row[head * width : (head + 1) * width]) for row in embeddings]
         kept: dict[bool, list[Pair]] = {}
-        losses: dict[Pair, Tensor] = {}
+        total_of_head, with_loss = torch.zeros((), dtype=torch.float64), 0
         for kind, candidates in seen.items():
-            for i, j in candidates:
-                squared = squared_distance(x[i], x[j])
-                losses[i, j] = squared if kind else factor * hinge(margin - squared)
-            ranked = sorted(candidates, key=lambda pair: -float(losses[pair].detach()))
-            hardest = ranked[: math.ceil(share * len(candidates))]
-            kept[kind] = [pair for pair in hardest if losses[pair] > 0]
-        hard = [losses[pair] for pair in kept[True] + kept[False]]
-        total = total + sum(hard, start=torch.zeros((), dtype=torch.float64)) / max(len(hard), 1)
+            squared = {(i, j): squared_distance(x[i], x[j]) for i, j in candidates}
+            # A positive pair is hard if it is far apart, a negative one if it is near.
+            ranked = sorted(candidates, key=lambda pair: float(squared[pair].detach()), reverse=kind)
+            kept[kind] = ranked[: math.ceil(share * len(candidates))]
+            for pair in kept[kind]:
+                loss = squared[pair] if kind else factor * hinge(margin - squared[pair])
+                total_of_head = total_of_head + loss
+                with_loss += int(loss > 0)
+        total = total + total_of_head / max(with_loss, 1)
         if cascade:
             seen = kept
     return total

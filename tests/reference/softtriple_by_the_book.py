@@ -41,6 +41,15 @@ def regulariser(centers: list[list[Tensor]], smoothing: float = 0.0) -> Tensor:
     return total / (num_classes * k * (k - 1)) if k > 1 else total
 
 
+def hard_triple(embeddings: Tensor, labels: Tensor, centers: Tensor, *, scale: float, margin: float) -> Tensor:
+    """Eq. 6: as Eq. 8, with the similarity to the nearest centre of a class (Eq. 5)."""
+    similarity = []
+    for row in embeddings:
+        to_centers = [[dot(unit(row), unit(center)) for center in of_class] for of_class in centers]
+        similarity.append([max(of_class) for of_class in to_centers])
+    return softtriple_loss(similarity, labels.tolist(), scale, margin)
+
+
 def objective(
     embeddings: Tensor, labels: Tensor, centers: Tensor, *, scale: float, gamma: float, margin: float, tau: float
 ) -> Tensor:

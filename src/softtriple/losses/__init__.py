@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from softtriple.losses.centers import MergedCenters as MergedCenters
+from softtriple.losses.checks import KINDS
 from softtriple.losses.clustering import ClusteringLoss as ClusteringLoss
 from softtriple.losses.external import PREFIX, build_external_loss
 from softtriple.losses.hardtriple import HardTripleLoss as HardTripleLoss
@@ -44,7 +45,7 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
 
 
 def build_loss(name: str, num_classes: int, embedding_size: int, **options: Any) -> nn.Module:
-    """Build the loss called ``name``; its signature decides which ``options`` exist.
+    """Build the loss called ``name``; its signature decides which ``options`` exist and what they may be.
 
     ``pml:NAME`` or ``pml:NAME+MINER`` is a loss of pytorch-metric-learning.
     """
@@ -53,8 +54,13 @@ def build_loss(name: str, num_classes: int, embedding_size: int, **options: Any)
     if name not in LOSSES:
         raise ValueError(f"unknown loss {name!r}; choose from {', '.join(sorted(LOSSES))}")
     constructor = LOSSES[name]
-    known = inspect.signature(constructor).parameters.keys() - {"num_classes", "embedding_size"}
+    parameters = inspect.signature(constructor).parameters
+    known = parameters.keys() - {"num_classes", "embedding_size"}
     unknown = options.keys() - known
     if unknown:
         raise ValueError(f"{name} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known))}")
+    for option, value in options.items():
+        wanted, fits = KINDS[parameters[option].annotation]
+        if not fits(value):
+            raise ValueError(f"{name}: {option} = {value!r} is not {wanted}")
     return constructor(num_classes, embedding_size, **options)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from softtriple.losses.checks import at_least_one
+from softtriple.losses.checks import at_least_one, checked_embeddings, not_negative
 
 # Centres closer than this (about 6 degrees on the unit sphere) count as merged: the regulariser pulls with constant
 # force, so that merged centres tremble around each other by about a step of the optimiser and never coincide exactly.
@@ -28,7 +28,8 @@ class MergedCenters:
 
     def similarities(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch {self.num_classes}"]:
         """Relaxed similarity of each embedding to each class; a merged centre weighs as many as it stands for."""
-        similarity = F.normalize(embeddings.to(self.centers.dtype), dim=-1) @ self.centers.T
+        embeddings = checked_embeddings(embeddings, self.centers, look_at_values=False).to(self.centers.dtype)
+        similarity = F.normalize(embeddings, dim=-1) @ self.centers.T
         logits = similarity / self.gamma + self.counts.log()
         owner = self.classes.expand_as(logits)
         by_class = logits.new_zeros(len(embeddings), self.num_classes)
@@ -66,7 +67,8 @@ def merge_groups(centers: Float[Tensor, "classes k dim"], tolerance: float) -> I
 
     The centre with most others around it stands for those, then the next of the rest, and so on.
     """
-    near = torch.cdist(centers, centers, compute_mode="donot_use_mm_for_euclid_dist") <= tolerance
+    distance = torch.cdist(centers, centers, compute_mode="donot_use_mm_for_euclid_dist")
+    near = distance <= not_negative("tolerance", tolerance)
     leader = torch.full(near.shape[:2], -1, device=centers.device)
     by_crowd = near.sum(dim=-1).argsort(dim=-1, descending=True, stable=True)
     for candidate in by_crowd.unbind(dim=1):

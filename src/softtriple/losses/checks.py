@@ -1,18 +1,46 @@
 """What a loss accepts, said in one sentence where it does not."""
 
 import math
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = (*SIGNED, torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether ``value`` is an integer, Python's or NumPy's; true and false are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a real number, Python's or NumPy's; true and false are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+# What an option must be, by its annotation: in words, and as a test.
+KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+    int: ("a whole number", is_whole_number),
+    float: ("a number", is_number),
+    float | None: ("a number", lambda value: value is None or is_number(value)),
+    Sequence[float]: (
+        "a list of numbers",
+        lambda value: isinstance(value, list | tuple) and all(map(is_number, value)),
+    ),
+    str: ("a text", lambda value: isinstance(value, str)),
+}
 
 
 def at_least_one(name: str, value: int) -> int:
     """``value`` if it is a whole number of one or more."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole_number(value) or value < 1:
         raise ValueError(f"{name} = {value!r} must be a whole number of at least 1")
-    return value
+    return int(value)
 
 
 def positive(name: str, value: float) -> float:

@@ -72,8 +72,12 @@ def _find(name: str, module_name: str, class_name: str) -> type:
         module = importlib.import_module(f"pytorch_metric_learning.{module_name}")
     except ModuleNotFoundError as error:
         raise ValueError(f"{name} needs pytorch-metric-learning: pip install pytorch-metric-learning") from error
-    found = getattr(module, class_name, None)
-    if not inspect.isclass(found):
-        classes = sorted(key for key, value in vars(module).items() if inspect.isclass(value))
-        raise ValueError(f"{name}: no class {class_name!r} among the {module_name}; there are {', '.join(classes)}")
-    return found
+    classes: dict[str, type] = {
+        key: value
+        for key, value in vars(module).items()
+        if inspect.isclass(value) and issubclass(value, nn.Module) and not key.startswith("Base")  # nor mixins
+    }
+    if class_name not in classes:
+        known = ", ".join(sorted(classes))
+        raise ValueError(f"{name}: no class {class_name!r} among the {module_name}; there are {known}")
+    return classes[class_name]

@@ -65,7 +65,7 @@ class NPairsLoss(nn.Module):
     def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         """Mean loss over the pairs of ``embeddings`` of one class."""
         embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.embedding_size, self.validate)
-        if self.validate:
+        if self.validate and (self.length is None or self.l2):  # else nothing depends on how long they are
             refuse_long(embeddings, embeddings.dtype)
         anchors, positives = pair_up(labels)
         num_pairs = max(len(anchors), 1)

@@ -17,6 +17,7 @@ First the mathematics, three functions and the objective they make, then the mod
 computes the same objective in tiles of classes (``tiled.py``): a test holds the two equal in value and gradient.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -100,7 +101,8 @@ class SoftTripleLoss(nn.Module):
         smoothing: added under the root of the regulariser; 1e-5 is what the authors' code has.
         validate: check the values of each batch (finite, labels in range). On a GPU that waits for the device.
 
-    ``HardTripleLoss`` is the limit gamma -> 0; ``NormalizedSoftmaxLoss`` is K = 1 with no margin.
+    ``HardTripleLoss`` is the limit gamma -> 0; ``NormalizedSoftmaxLoss`` is K = 1 with no margin. The transforms of
+    ``torch.func`` do not see through its hand-written gradient: give them ``softtriple_objective``, the same function.
 
     Example:
         >>> loss = SoftTripleLoss(num_classes=3, embedding_size=8, centers_per_class=2)
@@ -182,7 +184,7 @@ class SoftTripleLoss(nn.Module):
         is, because an optimiser may hold its centres.
         """
         embeddings = checked_embeddings(embeddings, self.centers, look_at_values=True)
-        num_classes, k, dim = self.centers.shape
+        num_classes, k, _ = self.centers.shape
         new = checked_labels(labels, len(embeddings)) - num_classes
         found = sorted(set(new.tolist()))
         if found != list(range(len(found))):
@@ -193,8 +195,8 @@ class SoftTripleLoss(nn.Module):
         # As long as the old centres, so that a later optimiser step turns old and new by the same angle.
         length = torch.linalg.vector_norm(self.centers, dim=-1).mean()
         added = length * centers_from_data(embeddings, new, len(found), k)
-        grown = SoftTripleLoss(num_classes + len(found), dim, k, **self._options())
-        grown.centers = nn.Parameter(torch.cat([self.centers, added.to(self.centers)]))
+        grown = copy.deepcopy(self)
+        grown.centers = nn.Parameter(torch.cat([self.centers, added.to(self.centers)]), self.centers.requires_grad)
         return grown
 
     param_groups = param_groups

@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softtriple.config import build_checked, refuse_newer
 from softtriple.files import appearing_file, write_whole
 from softtriple.models.backbones import Takes, build_backbone
+from softtriple.models.heads import Tap, TappedHeads, in_cells
 from softtriple.models.inputs import Batch, Images, Texts, Vectors, input_batches
 from softtriple.models.preprocess import Preprocess
 from softtriple.models.weights import load_exactly, read_tensors, refuse_misfits, sha256_of, write_tensors
@@ -37,7 +38,8 @@ class EncoderConfig:
     ``dim=None`` means no head: pooled features of unit length. ``pooling="average+max"`` adds the maximum over the
     map to its mean. ``layer_norm`` standardises pooled features before the head. ``pretrained`` starts from the
     backbone's published weights, where it has any; ``weights`` says where that file is, if not at its usual place.
-    ``heads=3`` taps the backbone at three depths; the three heads have equal parts of ``dim``, side by side.
+    ``heads=3`` taps the backbone at three depths, the first two by averages over 4×4 cells of the map whatever
+    ``pooling`` is; the three heads have equal parts of ``dim``, side by side.
     The remaining options belong to some backbones only, and ``None`` is the backbone's own default.
     """
 
@@ -100,12 +102,12 @@ class Encoder(nn.Module):
         if self.takes != "images" and config.pooling != "average":
             raise ValueError(f"{config.backbone} takes {self.takes}: there is nothing to pool by {config.pooling}")
         self._taps = self.backbone.taps if config.heads == 3 else (self.num_stages,)
-        self._widths = self._tapped_widths() if config.heads == 3 else [self.backbone.num_features]
-        features = sum(self._widths)
-        self.layer_norm = nn.LayerNorm(features, elementwise_affine=False) if config.layer_norm else None
+        shallow, pooled = self._shallow_taps() if config.heads == 3 else [], self.backbone.num_features
+        self._num_features = sum(tap.channels * tap.cells for tap in shallow) + pooled
         self.head: nn.Linear | TappedHeads | None = None
         if config.dim is not None:
-            self.head = nn.Linear(features, config.dim) if config.heads == 1 else TappedHeads(self._widths, config.dim)
+            self.head = TappedHeads(shallow, pooled, config.dim) if shallow else nn.Linear(pooled, config.dim)
+        self.layer_norm = nn.LayerNorm(self._num_features, elementwise_affine=False) if config.layer_norm else None
         self._frozen_stages = 0
         self._frozen_batch_norm: FrozenBatchNorm = "off"
 
@@ -191,18 +193,19 @@ class Encoder(nn.Module):
 
     def features_from(self, x: Num[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch features"]:
         """Pooled features from the output of the first ``first`` stages, or from kept features themselves."""
-        if first == self.num_stages and x.ndim == 2 and x.shape[1] == sum(self._widths):
+        if first == self.num_stages and x.ndim == 2 and x.shape[1] == self._num_features:
             return x
         if first > self._taps[0]:
             raise ValueError(
                 f"the first of {len(self._taps)} heads taps the backbone after {self._taps[0]} stages, and {first} are"
                 " frozen and kept; train the head alone, all layers, or more of the last ones"
             )
-        pooled = []
-        for tap in self._taps:
+        shallow = []
+        for tap in self._taps[:-1]:
             x, first = self.backbone.run(x, first, tap), tap
-            pooled.append(self._pool(x))
-        return torch.cat(pooled, dim=1) if len(pooled) > 1 else pooled[0]
+            shallow.append(in_cells(x))
+        pooled = self._pool(self.backbone.run(x, first))
+        return torch.cat([*shallow, pooled], dim=1) if shallow else pooled
 
     def _pool(self, x: Float[Tensor, "batch features ..."]) -> Float[Tensor, "batch features"]:
         if x.ndim == 2:
@@ -211,10 +214,11 @@ class Encoder(nn.Module):
         return average + x.amax(dim=(2, 3)) if self.config.pooling == "average+max" else average
 
     @torch.no_grad()
-    def _tapped_widths(self) -> list[int]:
+    def _shallow_taps(self) -> list[Tap]:
         x = self.example()
         self.backbone.eval()
-        return [self.backbone.run(x, 0, tap).shape[1] for tap in self._taps]
+        tapped = [self.backbone.run(x, 0, tap) for tap in self._taps[:-1]]
+        return [Tap(x.shape[1], in_cells(x).shape[1] // x.shape[1]) for x in tapped]
 
     # What learns.
 
@@ -356,20 +360,6 @@ class Encoder(nn.Module):
             encoder.preprocess = described.preprocess
         load_exactly(encoder, tensors, str(folder / _WEIGHTS))
         return encoder.eval()
-
-
-class TappedHeads(nn.Module):
-    """A linear head for each tapped depth, each to unit length, side by side."""
-
-    def __init__(self, widths: Sequence[int], dim: int) -> None:
-        super().__init__()
-        self.widths = list(widths)
-        self.linears = nn.ModuleList(nn.Linear(width, dim // len(widths)) for width in widths)
-
-    def forward(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
-        """The unit vectors of the heads in one row."""
-        parts = features.split_with_sizes(self.widths, dim=1)
-        return torch.cat([F.normalize(f(part), dim=-1) for f, part in zip(self.linears, parts, strict=True)], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,8 @@
 """How each row of the tables is trained: the settings that the paper states, and protocols that change some of them.
 
 Every method has the budget that the paper gives its own: the optimiser, batches of 32, 50 epochs. What a loss itself
-has to set stays at its defaults, which are those of its paper. ``configs/`` holds each row as a file, written by
+has to set stays at its defaults, which are those of its paper. HDC alone has the batches of its authors, because 10
+examples a class leave too few classes in one of 32. ``configs/`` holds each row as a file, written by
 
     python -m softtriple.papers.recipes configs
 """
@@ -37,6 +38,9 @@ _SOFTTRIPLE: dict[str, Any] = {
 # Stanford Online Products: batch norm learns, centres learn faster, and about five images make a class.
 _SOP_BUDGET: dict[str, Any] = {"model.freeze_batch_norm": "off", "train.center_lr": 0.1}
 _SOP_SOFTTRIPLE: dict[str, Any] = {"loss.centers_per_class": 2, "loss.options.tau": 0.0}
+# Ten classes of ten; where about five images make a class, more of one would be the same images again.
+_HDC: dict[str, Any] = {"train.batch_size": 100}
+_SOP_HDC: dict[str, Any] = {"loss.options.per_class": 5}
 
 # What a protocol changes of the paper's settings: "full" nothing; "head" is what a laptop can run, because the outputs
 # of a frozen backbone are computed once and kept; "scratch" is for data that are no photographs, where no published
@@ -111,15 +115,17 @@ def config_files() -> dict[str, str]:
 
 
 def _settings(table: PublishedTable, row: PublishedRow) -> Mapping[str, Any]:
-    sop, ours = table.data.name == "sop", row.loss == "softtriple"
+    sop, ours, hdc = table.data.name == "sop", row.loss == "softtriple", row.loss == "hdc"
     return {
         "dataset": table.data.usual,
         **_BUDGET,
         **(_SOP_BUDGET if sop else {}),
+        **(_HDC if hdc else {}),
         "model.dim": row.dim,
         "loss.name": row.loss,
         **(_SOFTTRIPLE if ours else {}),
         **(_SOP_SOFTTRIPLE if sop and ours else {}),
+        **(_SOP_HDC if sop and hdc else {}),
     }
 
 
