@@ -68,7 +68,7 @@ def test_another_version_is_refused(tmp_path: Path, change: dict[str, object]) -
 def test_a_full_disk_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, Position(1), *parts())
     monkeypatch.setattr("softtriple.files.secrets.token_hex", lambda count: "full")
-    (tmp_path / ".partial-full.pt").symlink_to("/dev/full")
+    (tmp_path / ".softtriple-partial-full.pt").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"epoch-00002-.*: cannot be written \(No space left on device\)"):
         save_checkpoint(tmp_path, Position(2), *parts())
     assert [file.name for file in tmp_path.iterdir()] == ["epoch-00001-batch-0000000.pt"]
