@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from softtriple.losses import LOSSES
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
 from softtriple.training.batching import row_batches
+from softtriple.training.checkpoint import read_state
 from softtriple.training.run import RunDir
 
 QUIET = Reporter(quiet=True)
@@ -136,6 +138,19 @@ def test_a_killed_run_resumes_to_the_same_bits(images: Path, tmp_path: Path) -> 
     assert [entry["loss"] for entry in whole.run.read_log()] == [entry["loss"] for entry in resumed.run.read_log()]
 
 
+def test_half_precision_resumes_to_the_same_bits(vectors: str, tmp_path: Path) -> None:
+    settings = ["train.precision=float16", "train.epochs=6", "train.batch_size=36"]
+    whole = run(vectors, tmp_path / "whole", *settings)
+    last = max(whole.run.checkpoints.iterdir())
+    state = read_state(last)
+    # Found by trying, and halved at most once in the one step of an epoch: none began again with the first guess.
+    assert state["scaler"]["scale"] < torch.amp.GradScaler("cpu").get_scale() / 2
+    last.unlink()
+    resumed = run(vectors, tmp_path / "whole", *settings, resume=True)
+    assert torch.equal(whole.test.vectors, resumed.test.vectors)
+    assert read_state(last)["scaler"] == state["scaler"]
+
+
 def test_ctrl_c_keeps_the_state_and_says_how_to_go_on(images: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     arguments = [item for setting in [*SMALL, *CONV, "train.epochs=100000"] for item in ("--set", setting)]
@@ -208,6 +223,8 @@ def test_a_frozen_trunk_is_not_trained_and_its_kept_outputs_are_reused(
     first = run(str(images), tmp_path / "a", *settings)
     kept = sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy"))
     assert len(kept) == 3  # two augmented views of the training items, one still view of the test items
+    # What is there needs no room: else a run that filled the disk would not resume to the same bits.
+    monkeypatch.setattr("softtriple.data.cache.disk_usage", lambda folder: SimpleNamespace(free=0))
     second = run(str(images), tmp_path / "b", *settings)
     assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")) == kept
     assert torch.equal(first.test.vectors, second.test.vectors)

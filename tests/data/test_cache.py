@@ -60,7 +60,7 @@ def test_a_changed_file_makes_another_cache(files):
 
 def test_a_budget_that_is_too_small_is_respected(files):
     said: list[str] = []
-    assert open_cache(files, 24, budget=1000, notify=said.append) is None
+    assert open_cache(files, 24, budget=1e3, notify=said.append) is None
     assert "more than the budget" in said[0]
     assert not cache_directory().exists() or not list(cache_directory().glob("images-*"))
 

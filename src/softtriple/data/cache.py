@@ -22,7 +22,7 @@ from softtriple.files import appearing_folder
 from softtriple.pixels import ImageError, decode_image, open_image, resize_short_side
 
 VERSION = 1  # part of the key: raise it when decoding or resizing changes a pixel
-DEFAULT_BUDGET = 8 * 10**9
+DEFAULT_BUDGET = 8e9
 _SAMPLE = 64
 
 
@@ -53,7 +53,7 @@ def open_cache(
     files: ImageFiles,
     short_side: int,
     *,
-    budget: int = DEFAULT_BUDGET,
+    budget: float = DEFAULT_BUDGET,
     workers: int = 2,
     notify: Callable[[str], None],
     progress: Callable[[int, int], None] | None = None,
@@ -89,7 +89,7 @@ def estimate_bytes(files: ImageFiles, short_side: int) -> int:
     return int(3 * short_side**2 * float(np.mean(aspects or [1.0])) * len(files))
 
 
-def fits(needed: int, budget: int, folder: Path) -> bool:
+def fits(needed: int, budget: float, folder: Path) -> bool:
     """Whether ``needed`` bytes are within ``budget`` and leave a tenth of the free disk under ``folder``."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     return needed <= budget and needed <= 0.9 * disk_usage(existing).free

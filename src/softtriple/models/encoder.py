@@ -263,7 +263,7 @@ class Encoder(nn.Module):
                 f" not {items} and {features.shape[1]}"
             )
         if self.layer_norm is not None:
-            features = self.layer_norm(features)
+            features = self.layer_norm(features.to(self.head.weight.device)).cpu()
         rows = features.double()
         mean = rows.mean(dim=0)
         _, directions = torch.linalg.eigh((rows - mean).T @ (rows - mean))
