@@ -158,6 +158,14 @@ def write_config(config: Config) -> str:
     return "\n".join(lines).strip() + "\n"
 
 
+def as_toml(value: Any) -> str:
+    """A text, a number, a truth value or a list of them as TOML reads it."""
+    if isinstance(value, float):
+        return repr(value)  # also inf, for which JSON has another word
+    # JSON writes the rest the same way, but need not escape one letter that TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def with_preset(config: Config, name: str) -> Config:
     """The configuration changed by a published recipe."""
     if name not in PRESETS:
@@ -268,7 +276,6 @@ def _write_table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
     groups = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     if name and (plain or not groups):
         lines.append(f"\n[{name}]")
-    # JSON writes text, numbers, booleans and lists of them as TOML reads them.
-    lines.extend(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items())
+    lines.extend(f"{key} = {as_toml(value)}" for key, value in plain.items())
     for key, value in groups.items():
         _write_table(value, f"{name}.{key}" if name else key, lines)
