@@ -1,8 +1,10 @@
 """The command line as a person meets it: answers, sentences, exit status."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -217,6 +219,13 @@ def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> Non
         assert len(file["paths"]) == 12
 
 
+def test_a_folder_may_have_any_name(softtriple, vectors: Path, tmp_path: Path) -> None:
+    data = vectors.rename(tmp_path / 'näme "😀"\x7f.npz')
+    answer = train_small(softtriple, data, tmp_path / "run")
+    assert answer.status == 0, answer.err
+    assert softtriple("evaluate", tmp_path / "run").status == 0
+
+
 def test_a_run_is_not_overwritten(softtriple, vectors: Path, tmp_path: Path) -> None:
     assert train_small(softtriple, vectors, tmp_path / "run").status == 0
     answer = train_small(softtriple, vectors, tmp_path / "run")
@@ -236,12 +245,23 @@ def test_help_does_not_wait_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_info(softtriple) -> None:
+def test_info(softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path))
+    for name, used in (("images-" + "a" * 16, 0), ("trunk-" + "b" * 16, time.time())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"123")
+        os.utime(tmp_path / name, (used, used))
     answer = softtriple("info", "--json")
     assert answer.status == 0
     told = json.loads(answer.out)
     assert told["backbones"]["efficientnet-lite0"] == "ImageNet weights at hand"
     assert "torch" in told["versions"]
+    assert (told["cache"]["folder"], told["cache"]["bytes"]) == (str(tmp_path), 6)
+    assert {kind: one["bytes"] for kind, one in told["cache"]["kinds"].items()} == {"images": 3, "trunk": 3}
+    pruned = softtriple("info", "--prune", 30)
+    assert pruned.status == 0, pruned.err
+    assert "removed: 1, 0.00 GB" in pruned.out
+    assert [path.name[:5] for path in tmp_path.iterdir()] == ["trunk"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -160,7 +161,7 @@ def test_ctrl_c_keeps_the_state_and_says_how_to_go_on(images: Path, tmp_path: Pa
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"continue with: softtriple train {images} --out {out} --resume" in said
+    assert f"continue with: {shlex.join(['softtriple', *command[3:]])} --resume" in said
     assert "Traceback" not in said
 
 

@@ -31,7 +31,7 @@ from softtriple.data import (
 )
 from softtriple.data.cache import fits
 from softtriple.data.randomness import stream
-from softtriple.data.storage import map_rows, write_rows
+from softtriple.data.storage import map_rows, mark_used, write_rows
 from softtriple.files import appearing_file
 from softtriple.models import Encoder
 
@@ -122,6 +122,7 @@ def trunk_feed(
         elif progress is not None:
             progress((view + 1) * len(split), views * len(split))
         kept.append(map_rows(path))
+        mark_used(path.parent)
     labels = torch.from_numpy(split.labels)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:

@@ -84,28 +84,34 @@ def append_line(path: Path, line: str) -> None:
 def remove_partial(folder: Path) -> None:
     """Remove what killed processes left half-written in ``folder`` and below; no process may be writing there."""
     for path in _partial(folder.rglob(f"{_PREFIX}*")):
-        remove_whole(path)
+        _remove(path)
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a file, or a folder with all that it holds; what is not there is no error."""
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+    """Remove a file or folder that others may be looking for: it is there whole until it is gone."""
+    aside = _beside(path)
+    path.rename(aside)
+    _remove(aside)
 
 
 def _beside(path: Path) -> Path:
     for old in _partial(path.parent.glob(f"{_PREFIX}*")):
         with suppress(OSError):  # another process has just finished with it, or it is not ours to remove
             if time.time() - max(part.stat().st_mtime for part in (old, *old.rglob("*"))) > _ABANDONED_SECONDS:
-                remove_whole(old)
+                _remove(old)
     # The suffix stays: numpy appends the one it misses.
     return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}{path.suffix}")
 
 
 def _partial(found: Iterable[Path]) -> list[Path]:
     return [path for path in found if _PARTIAL.fullmatch(path.name)]
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from softtriple.data.benchmark import ImageFiles
 from softtriple.data.prefetch import map_ahead
-from softtriple.data.storage import cache_directory
+from softtriple.data.storage import cache_directory, mark_used
 from softtriple.files import appearing_folder
 from softtriple.pixels import ImageError, decode_image, open_image, resize_short_side
 
@@ -139,6 +139,7 @@ def _write(
 
 
 def _open(folder: Path, files: ImageFiles, short_side: int) -> ImageCache:
+    mark_used(folder)
     with np.load(folder / "index.npz", allow_pickle=False) as index:
         heights, widths, bad = index["heights"], index["widths"], index["bad"]
     ends = np.cumsum(3 * heights * widths)

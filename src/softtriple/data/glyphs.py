@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
 from softtriple.data.randomness import stream
-from softtriple.data.storage import cache_directory
+from softtriple.data.storage import cache_directory, mark_used
 from softtriple.files import appearing_file
 
 VERSION = 1  # part of the cache key: raise it when the code below draws otherwise
@@ -73,6 +73,7 @@ def load_glyphs() -> Benchmark:
     if not cached.is_file():
         with appearing_file(cached) as temporary:
             np.savez_compressed(temporary, **_draw_all(folder))
+    mark_used(cached)
     with np.load(cached, allow_pickle=False) as content:
         pixels, labels, fine_labels = content["pixels"], content["labels"], content["fine_labels"]
         class_names, fine_names = tuple(map(str, content["class_names"])), tuple(map(str, content["fine_names"]))

@@ -19,7 +19,7 @@ from PIL import Image
 
 from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
 from softtriple.data.published import Counts, count
-from softtriple.data.storage import cache_directory, map_rows, write_rows
+from softtriple.data.storage import cache_directory, map_rows, mark_used, write_rows
 from softtriple.files import appearing_folder
 
 CHARACTERS = Counts(train=19_280, test=13_180, gallery=0, train_classes=964, test_classes=659)
@@ -57,6 +57,7 @@ def _load_characters(path: Path) -> tuple[list[Split], tuple[str, ...]]:
         with appearing_folder(folder) as temporary:
             for part, source in zip(PARTS, sources, strict=True):
                 _prepare(source, temporary / part)
+    mark_used(folder)
     splits: list[Split] = []
     names: list[str] = []
     for part in PARTS:
