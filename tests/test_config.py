@@ -29,6 +29,14 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     assert read_back(Config(), tmp_path) == Config()
 
 
+def test_what_older_runs_wrote_without_being_told_is_not_insisted_on(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[data]\nsplit = "classes"\ntest_share = 0.5\npath = "file"\ntext = "text"\nlabel = "label"\n')
+    assert read_config(file) == with_settings(Config(), ["data.path=file"])
+    file.write_text('[data]\nsplit = "classes"\n')
+    assert read_config(file) == with_settings(Config(), ["data.split=classes"])
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str, tmp_path: Path) -> None:
     config = with_preset(Config(), name)

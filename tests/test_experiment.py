@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from softtriple.choices import centers_for
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
-from softtriple.experiment import Outcome, train
+from softtriple.experiment import Outcome, load_data, train
 from softtriple.feeds import Reading, embed_feed, pixel_feed, trunk_feed
 from softtriple.losses import LOSSES
 from softtriple.models import Encoder
@@ -96,6 +96,25 @@ def test_a_table(images: Path, tmp_path: Path) -> None:
     table.write_text("\n".join(["file,kind", *rows]))
     outcome = run(str(table), tmp_path / "run", *CONV, "data.path=file", "data.label=kind")
     assert outcome.encoder.class_names == ("class 0", "class 1", "class 2")
+
+
+def test_a_setting_is_insisted_on_also_where_it_says_the_usual(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{number}.png,words {number},{number % 4},{('train', 'test')[number % 2]}" for number in range(16)]
+    table.write_text("\n".join(["path,text,label,split", *rows]))
+
+    def load(*settings: str) -> Benchmark:
+        return load_data(with_settings(Config(dataset=str(table)), settings), QUIET)
+
+    with pytest.raises(ValueError, match="both columns path and text; name the one to use"):
+        load()
+    with pytest.raises(ValueError, match="16 of 16 images are missing"):
+        load("data.path=path")
+    by_column, by_class = load("data.text=text"), load("data.text=text", "data.split=classes")
+    assert np.unique(by_column.train.labels).tolist() == [0, 2]
+    assert np.unique(by_class.train.labels).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="digits has no option split"):
+        load_data(with_settings(Config(dataset="digits"), ["data.split=classes"]), QUIET)
 
 
 def test_same_seed_same_numbers_and_another_seed_others(vectors: str, tmp_path: Path) -> None:
@@ -259,7 +278,7 @@ def test_queries_search_a_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     parts = {"train": labels < 3, "test": (labels >= 3) & even, "gallery": (labels >= 3) & ~even}
     splits = {name: Split(Vectors(values[rows]), labels[rows]) for name, rows in parts.items()}
     benchmark = Benchmark(name="shop", class_names=tuple("abcdef"), recall_at=(1, 10), **splits)
-    monkeypatch.setattr("softtriple.experiment.load_benchmark", lambda spec: benchmark)
+    monkeypatch.setattr("softtriple.experiment.load_benchmark", lambda spec, **_: benchmark)
     outcome = run("shop", tmp_path / "run")
     assert (outcome.report.num_queries, outcome.report.num_gallery) == (18, 18)
     assert sorted(outcome.report.recall) == [1, 10]

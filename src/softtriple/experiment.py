@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.choices import choose_head_init, choose_trainable, has_centers, heads_of, resolve
-from softtriple.config import Config, DataConfig
+from softtriple.config import Config
 from softtriple.data import (
     Benchmark,
     ImageCache,
@@ -115,12 +115,13 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
 
 def load_data(config: Config, reporter: Reporter) -> Benchmark:
     """The benchmark that the configuration names, without its unreadable images if it says to skip them."""
-    default = DataConfig()
-    names = ("split", "test_share", "path", "text", "label", "on_error")
-    # Not every source has every option: those left at their defaults are not insisted on.
-    changed = {n: getattr(config.data, n) for n in names if getattr(config.data, n) != getattr(default, n)}
+    data = config.data
+    options = {"split": data.split, "test_share": data.test_share}
+    options |= {"path": data.path, "text": data.text, "label": data.label}
+    # Not every source has files that may be unreadable, and all of them stop by themselves.
+    options |= {"on_error": None if data.on_error == "stop" else data.on_error}
     with dist.main_first():  # some are drawn or unpacked once and kept
-        benchmark = load_benchmark(config.dataset, **changed)
+        benchmark = load_benchmark(config.dataset, **options)
     for note in benchmark.notes:
         reporter.note(note)
     if config.data.on_error == "stop":
