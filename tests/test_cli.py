@@ -195,6 +195,14 @@ def test_what_a_user_got_wrong_is_one_sentence(
     assert answer.out == ""
 
 
+def test_a_corrected_command_may_use_the_same_directory(softtriple, vectors: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert softtriple("train", tmp_path / "nowhere", "--out", out).status == 1
+    assert train_small(softtriple, vectors, out, "--set", "loss.options.gamma=0.0").status == 1
+    answer = train_small(softtriple, vectors, out)
+    assert answer.status == 0, answer.err
+
+
 def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> None:
     data = tmp_path / "data"
     for label in range(4):
