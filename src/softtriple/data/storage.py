@@ -83,3 +83,12 @@ def map_rows(path: Path) -> np.ndarray:
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path}: damaged ({error}); delete it and it is made again") from error
     return rows
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    """The arrays of these names in a .npz file that was kept."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as content:
+            return [content[name] for name in names]
+    except Exception as error:  # damaged archives raise whatever their reader meets first
+        raise ValueError(f"{path}: damaged ({error}); delete it and it is made again") from error
