@@ -2,9 +2,13 @@
 
 import json
 import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +17,7 @@ from PIL import Image
 
 from softtriple import Encoder
 from softtriple.cli import main
+from softtriple.training.batching import row_batches
 
 
 class Answer:
@@ -157,6 +162,33 @@ def test_a_finished_run_resumes_to_its_report(softtriple, vectors: Path, tmp_pat
     assert json.loads(again.out)["recall"] == json.loads(first.out)["recall"]
 
 
+def test_ctrl_c_keeps_the_state_and_says_how_to_go_on(
+    softtriple, vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ("--set", "train.batch_size=8", "--set", "train.seed=7")
+    whole, broken = tmp_path / "whole", tmp_path / "bro ken"
+    assert train_small(softtriple, vectors, whole, *small).status == 0
+
+    def interrupted(loss: object, labels: object, config: object, epoch: int) -> Iterator[np.ndarray]:
+        for number, rows in enumerate(row_batches(loss, labels, config, epoch)):
+            if (epoch, number) == (1, 2):
+                signal.raise_signal(signal.SIGINT)
+            yield rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr("softtriple.training.fit.row_batches", interrupted)
+        stopped = train_small(softtriple, vectors, broken, *small)
+    assert stopped.status == 130
+    assert "Traceback" not in stopped.err
+    assert not (broken / "encoder").exists()
+    (advice,) = re.findall("continue with: (.*)", stopped.err)
+    resumed = softtriple(*shlex.split(advice)[1:])
+    assert resumed.status == 0, resumed.err
+    assert "resumed after epoch 1 of 2, batch 3" in resumed.err
+    for file in ("encoder/model.safetensors", "centers.safetensors", "config.toml"):
+        assert (broken / file).read_bytes() == (whole / file).read_bytes()
+
+
 def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text('[model]\ndim = 5\n[train]\nepochs = 1\n[loss]\nname = "softmax-norm"\n')
@@ -239,6 +271,13 @@ def test_a_run_is_not_overwritten(softtriple, vectors: Path, tmp_path: Path) -> 
     answer = train_small(softtriple, vectors, tmp_path / "run")
     assert answer.status == 1
     assert "continue it with --resume" in answer.err
+
+
+def test_the_demo_does_not_overwrite(softtriple, tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    answer = softtriple("demo", "--out", tmp_path)
+    assert answer.status == 1
+    assert answer.err == f"softtriple: {tmp_path}: it exists and is not overwritten; choose another --out\n"
 
 
 @pytest.mark.parametrize(

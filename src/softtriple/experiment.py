@@ -174,6 +174,10 @@ class Readers:
             return None
         paths = split.items.paths
         if paths not in self._caches:
+            # Held-out images are among those of the training half, and need not be decoded and kept twice.
+            for cache in self._caches.values():
+                if cache is not None and cache.rows.keys() >= set(paths):
+                    return cache
             with dist.main_first(), self.reporter.task("reading images") as update:
                 self._caches[paths] = open_cache(
                     split.items, view.resize, budget=budget, notify=self.reporter.note, progress=update

@@ -374,7 +374,7 @@ class TappedHeads(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class _Description:
-    """The content of encoder.json; those written before version 0.2 have neither ``format`` nor ``sha256``."""
+    """The content of encoder.json; early ones have neither ``format`` nor ``sha256``."""
 
     config: EncoderConfig
     preprocess: Preprocess | None
