@@ -210,6 +210,7 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "there is no 'train.epoch'"),
         (["train", "VECTORS", "--out", "RUN", "--preset", "best"], "unknown preset 'best'"),
         (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),
+        (["train", "VECTORS", "--out", "RUN", "--dim", str(2**62)], "out of memory"),
         (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
         (["evaluate", "."], "not a run directory"),
         (["embed", "RUN", "VECTORS", "--out", "x.npz"], "no encoder here"),

@@ -137,7 +137,9 @@ def test_held_out_classes_are_not_trained_on(vectors: str, tmp_path: Path) -> No
 
 def test_held_out_images_are_not_kept_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path / "cache"))
-    outcome = run(str(images), tmp_path / "run", *CONV, "train.hold_out=0.4", "train.epochs=1")
+    settings = [*CONV, "train.hold_out=0.4", "train.epochs=1", "data.cache_gigabytes=inf"]
+    outcome = run(str(images), tmp_path / "run", *settings)
+    assert outcome.run.read_config().data.cache_gigabytes == np.inf
     assert outcome.validation is not None
     assert len(list((tmp_path / "cache").glob("images-*"))) == 2  # of the training half and of the test half
 

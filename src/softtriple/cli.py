@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -50,7 +51,7 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError, ImportError, MemoryError) as error:
         _fail(str(error) or "out of memory")
     except RuntimeError as error:  # what torch raises where Python would raise MemoryError
-        if "can't allocate memory" not in str(error):
+        if not re.search("can't allocate memory|Storage size calculation overflowed", str(error)):
             raise
         _fail(f"out of memory ({str(error).splitlines()[0]})")
 
