@@ -37,6 +37,14 @@ def test_merged_centers_count_once(tmp_path: Path) -> None:
     assert told[-1] == "3 classes, 2.0 of 3 centres distinct on average: 3 in 1, 2 in 1, 1 in 1"
 
 
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", torch.eye(4)[None].expand(3, 4, 4).contiguous())
+    file = RunDir(run).centers_file
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"centers\.safetensors: not a readable safetensors file"):
+        count_centers(run)
+
+
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_the_chart(tmp_path: Path, suffix: str) -> None:
     counts = count_centers(

@@ -1,8 +1,14 @@
 """The command line as a person meets it: answers, sentences, exit status."""
 
 import json
+import os
+import re
+import shlex
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +17,7 @@ from PIL import Image
 
 from softtriple import Encoder
 from softtriple.cli import main
+from softtriple.training.batching import row_batches
 
 
 class Answer:
@@ -155,6 +162,33 @@ def test_a_finished_run_resumes_to_its_report(softtriple, vectors: Path, tmp_pat
     assert json.loads(again.out)["recall"] == json.loads(first.out)["recall"]
 
 
+def test_ctrl_c_keeps_the_state_and_says_how_to_go_on(
+    softtriple, vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ("--set", "train.batch_size=8", "--set", "train.seed=7")
+    whole, broken = tmp_path / "whole", tmp_path / "bro ken"
+    assert train_small(softtriple, vectors, whole, *small).status == 0
+
+    def interrupted(loss: object, labels: object, config: object, epoch: int) -> Iterator[np.ndarray]:
+        for number, rows in enumerate(row_batches(loss, labels, config, epoch)):
+            if (epoch, number) == (1, 2):
+                signal.raise_signal(signal.SIGINT)
+            yield rows
+
+    with monkeypatch.context() as patch:
+        patch.setattr("softtriple.training.fit.row_batches", interrupted)
+        stopped = train_small(softtriple, vectors, broken, *small)
+    assert stopped.status == 130
+    assert "Traceback" not in stopped.err
+    assert not (broken / "encoder").exists()
+    (advice,) = re.findall("continue with: (.*)", stopped.err)
+    resumed = softtriple(*shlex.split(advice)[1:])
+    assert resumed.status == 0, resumed.err
+    assert "resumed after epoch 1 of 2, batch 3" in resumed.err
+    for file in ("encoder/model.safetensors", "centers.safetensors", "config.toml"):
+        assert (broken / file).read_bytes() == (whole / file).read_bytes()
+
+
 def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text('[model]\ndim = 5\n[train]\nepochs = 1\n[loss]\nname = "softmax-norm"\n')
@@ -176,6 +210,7 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "there is no 'train.epoch'"),
         (["train", "VECTORS", "--out", "RUN", "--preset", "best"], "unknown preset 'best'"),
         (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),
+        (["train", "VECTORS", "--out", "RUN", "--dim", str(2**62)], "out of memory"),
         (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
         (["evaluate", "."], "not a run directory"),
         (["embed", "RUN", "VECTORS", "--out", "x.npz"], "no encoder here"),
@@ -191,6 +226,14 @@ def test_what_a_user_got_wrong_is_one_sentence(
     assert answer.err.startswith("softtriple: ") or "\nsofttriple: " in answer.err
     assert "Traceback" not in answer.err
     assert answer.out == ""
+
+
+def test_a_corrected_command_may_use_the_same_directory(softtriple, vectors: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    assert softtriple("train", tmp_path / "nowhere", "--out", out).status == 1
+    assert train_small(softtriple, vectors, out, "--set", "loss.options.gamma=0.0").status == 1
+    answer = train_small(softtriple, vectors, out)
+    assert answer.status == 0, answer.err
 
 
 def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> None:
@@ -217,11 +260,25 @@ def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> Non
         assert len(file["paths"]) == 12
 
 
+def test_a_folder_may_have_any_name(softtriple, vectors: Path, tmp_path: Path) -> None:
+    data = vectors.rename(tmp_path / 'näme "😀"\x7f.npz')
+    answer = train_small(softtriple, data, tmp_path / "run")
+    assert answer.status == 0, answer.err
+    assert softtriple("evaluate", tmp_path / "run").status == 0
+
+
 def test_a_run_is_not_overwritten(softtriple, vectors: Path, tmp_path: Path) -> None:
     assert train_small(softtriple, vectors, tmp_path / "run").status == 0
     answer = train_small(softtriple, vectors, tmp_path / "run")
     assert answer.status == 1
     assert "continue it with --resume" in answer.err
+
+
+def test_the_demo_does_not_overwrite(softtriple, tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    answer = softtriple("demo", "--out", tmp_path)
+    assert answer.status == 1
+    assert answer.err == f"softtriple: {tmp_path}: it exists and is not overwritten; choose another --out\n"
 
 
 @pytest.mark.parametrize(
@@ -236,12 +293,23 @@ def test_help_does_not_wait_for_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_info(softtriple) -> None:
+def test_info(softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path))
+    for name, used in (("images-" + "a" * 16, 0), ("trunk-" + "b" * 16, time.time())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"123")
+        os.utime(tmp_path / name, (used, used))
     answer = softtriple("info", "--json")
     assert answer.status == 0
     told = json.loads(answer.out)
     assert told["backbones"]["efficientnet-lite0"] == "ImageNet weights at hand"
     assert "torch" in told["versions"]
+    assert (told["cache"]["folder"], told["cache"]["bytes"]) == (str(tmp_path), 6)
+    assert {kind: one["bytes"] for kind, one in told["cache"]["kinds"].items()} == {"images": 3, "trunk": 3}
+    pruned = softtriple("info", "--prune", 30)
+    assert pruned.status == 0, pruned.err
+    assert "removed: 1, 0.00 GB" in pruned.out
+    assert [path.name[:5] for path in tmp_path.iterdir()] == ["trunk"]
 
 
 @pytest.mark.slow

@@ -15,11 +15,26 @@ def read_back(config: Config, folder: Path) -> Config:
 
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     config = with_settings(
-        Config(dataset='a "quoted" näme\\with:path'),
-        ["train.epochs=3", "loss.options.gamma=0.2", "model.hidden=[5, 6]", "train.head_lr=0.001", "train.lr=1e-5"],
+        Config(dataset='a "quoted" näme\\with:path, 😀 and a\x7f'),
+        [
+            "train.epochs=3",
+            "loss.options.gamma=0.2",
+            "model.hidden=[5, 6]",
+            "train.head_lr=0.001",
+            "train.lr=1e-5",
+            "train.checkpoint_minutes=inf",
+        ],
     )
     assert read_back(config, tmp_path) == config
     assert read_back(Config(), tmp_path) == Config()
+
+
+def test_what_older_runs_wrote_without_being_told_is_not_insisted_on(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text('[data]\nsplit = "classes"\ntest_share = 0.5\npath = "file"\ntext = "text"\nlabel = "label"\n')
+    assert read_config(file) == with_settings(Config(), ["data.path=file"])
+    file.write_text('[data]\nsplit = "classes"\n')
+    assert read_config(file) == with_settings(Config(), ["data.split=classes"])
 
 
 @pytest.mark.parametrize("name", PRESETS)

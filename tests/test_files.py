@@ -78,13 +78,19 @@ def test_a_full_disk_is_said_with_the_file(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
-    old, new = tmp_path / ".partial-old", tmp_path / ".partial-new"
+    old, new = (tmp_path / f".softtriple-partial-{digit * 16}" for digit in "ab")
     old.mkdir()
     (old / "half").touch()
     new.touch()
-    for path in (old / "half", old):
+    others = [tmp_path / name for name in (".partial-download", ".softtriple-partial-mine", "below/.partial-x")]
+    for other in others:
+        other.parent.mkdir(exist_ok=True)
+        other.touch()
+    for path in (old / "half", old, *others):
         os.utime(path, (time.time() - 2 * 86400,) * 2)
     write_whole(tmp_path / "file", "text")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-new", "file"]
+    assert not old.exists()
+    assert new.exists()
     remove_partial(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert not new.exists()
+    assert all(other.exists() for other in others)

@@ -292,6 +292,6 @@ _PLAIN_OPEN = open
 def _short(path: object) -> str:
     """What kind of file it is, the same in every run."""
     name = Path(os.fsdecode(path)).name if isinstance(path, str | bytes | os.PathLike) else str(path)
-    if name.startswith(".partial-"):
+    if name.startswith(".softtriple-partial-"):
         return ".partial" + Path(name).suffix
     return re.sub(r"[0-9a-f]{16}|\d{3,}", "N", name)

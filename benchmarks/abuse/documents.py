@@ -5,14 +5,15 @@ Also files that would run a program if anything unpickled them: nothing does.
 
 import contextlib
 import csv
+import dataclasses
 import io
+import itertools
 import json
 import os
 import pickle
 import resource
 import shutil
 import sys
-import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,27 +61,29 @@ def mutated_documents(folder: Path, *, count: int) -> dict[str, Any]:
 def wrong_settings(folder: Path, *, share: float) -> dict[str, Any]:
     """Every setting of a run given values that it cannot have, or that are absurd: ``share`` of all combinations."""
     shutil.rmtree(folder, ignore_errors=True)
-    data, told = scenarios(folder)[0].data, folder / "told.json"
+    both, told = scenarios(folder), folder / "told.json"
     generator = np.random.default_rng(6)
 
     def try_all() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        os.environ["SOFTTRIPLE_CACHE"] = str(folder / "cache")
         found: dict[str, Any] = {"refused": 0, "done": 0, "failures": []}
-        for name in _settings():
-            for value in ("true", "nan", "inf", *NUMBERS, "", "x", "[]", "[-1]", "{}", "[1e9]"):
-                if generator.random() > share or (name == "train.epochs" and value in (10**9, 10**30)):
-                    continue
-                sys.stderr.write(f"{name}={value}\n")
-                epochs = [] if name == "train.epochs" else ["--epochs", "1"]
-                status, err = _call(["train", str(data), "--out", "NEW", *epochs, "--set", f"{name}={value}"])
-                said = err.strip().splitlines()[-1].startswith("softtriple: ")
-                if status == 0 or (status == 1 and said and "Traceback" not in err):
-                    found["refused" if status else "done"] += 1
-                else:
-                    found["failures"].append(f"{name}={value}: status {status}: {err[-600:]}")
+        values = ("true", "nan", "inf", *NUMBERS, "", "x", "[]", "[-1]", "{}", "[1e9]")
+        for scenario, name, value in itertools.product(both, _settings(), values):
+            if generator.random() > share or (name == "train.epochs" and value in (10**9, 2**62, 10**30)):
+                continue
+            sys.stderr.write(f"{scenario.name}: {name}={value}\n")
+            settings = [*scenario.settings, "train.epochs=1", f"{name}={value}"]
+            changes = [word for setting in settings for word in ("--set", setting)]
+            status, err = _call(["train", str(scenario.data), "--out", "NEW", *changes])
+            said = err.strip().splitlines()[-1].startswith("softtriple: ")
+            if status == 0 or (status == 1 and said and "Traceback" not in err):
+                found["refused" if status else "done"] += 1
+            else:
+                found["failures"].append(f"{scenario.name}: {name}={value}: status {status}: {err[-600:]}")
         told.write_text(json.dumps(found))
 
-    ending = run(try_all, limit=600)
+    ending = run(try_all, limit=1200)
     if ending.status != 0:
         return {"trials": {}, "failures": [f"{ending.signal or ending.status} {ending.err[-700:]}"]}
     found = json.loads(told.read_text())
@@ -89,9 +92,9 @@ def wrong_settings(folder: Path, *, share: float) -> dict[str, Any]:
 
 
 def _settings() -> list[str]:
-    from softtriple.config import Config, write_config
+    from softtriple.config import Config
 
-    groups = tomllib.loads(write_config(Config()))
+    groups = dataclasses.asdict(Config())
     return [f"{group}.{key}" for group, table in groups.items() if isinstance(table, dict) for key in table]
 
 
@@ -172,6 +175,8 @@ def _targets(folder: Path) -> list[Target]:
         Target(place / "config.toml", ["evaluate", str(place)], ""),
         Target(place / "encoder" / "encoder.json", embed, str(place)),
         Target(place / "encoder" / "model.safetensors", embed, str(place)),
+        Target(place / "centers.safetensors", ["centers", str(place)], str(place)),
+        Target(place / "log.jsonl", [*train, "--resume", *settings], ""),
         Target(checkpoint, [*train, "--resume", *settings], str(checkpoint)),
     ]
 
@@ -260,7 +265,7 @@ def _instead(file: Path, content: bytes) -> Iterator[None]:
         file.write_bytes(kept)
 
 
-NUMBERS = (-1, 0, 1, 10**9, 10**30, -0.5, 1e-300, 1e308)
+NUMBERS = (-1, 0, 1, 10**9, 2**62, 10**30, -0.5, 1e-300, 1e308)
 VALUES: tuple[Any, ...] = (None, True, *NUMBERS, "", "x", "../..", "\x00", [], [[]], {}, {"a": 1})
 
 

@@ -87,7 +87,7 @@ def result(run: Path) -> dict[str, str]:
     newest = max((run / "checkpoints").glob("epoch-*.pt"))
     # Not the bytes of the file: pickle writes equal texts differently if they are one object or two.
     found[newest.name] = _digest(torch.load(newest, weights_only=True))
-    found["left over"] = str(sorted(path.name for path in run.rglob(".partial-*")))
+    found["left over"] = str(sorted(path.name for path in run.rglob(".softtriple-partial-*")))
     assert "<html" in (run / "report.html").read_text()
     return found
 

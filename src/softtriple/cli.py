@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
-from softtriple.config import Config, read_config, with_preset, with_settings
+from softtriple.config import Config, as_toml, read_config, with_preset, with_settings
 
 if TYPE_CHECKING:
     from softtriple.metrics import Report
@@ -44,12 +46,12 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        print(f"{_speaker()}: stopped", file=sys.stderr)  # noqa: T201
+        print(f"{_speaker()}: stopped", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, FloatingPointError, ImportError, MemoryError) as error:
         _fail(str(error) or "out of memory")
     except RuntimeError as error:  # what torch raises where Python would raise MemoryError
-        if "can't allocate memory" not in str(error):
+        if not re.search("can't allocate memory|Storage size calculation overflowed", str(error)):
             raise
         _fail(f"out of memory ({str(error).splitlines()[0]})")
 
@@ -81,7 +83,7 @@ def train(
         "model.dim": dim,
         "train.epochs": epochs,
     }
-    changes = [f"{name}={json.dumps(value)}" for name, value in named.items() if value is not None]
+    changes = [f"{name}={as_toml(value)}" for name, value in named.items() if value is not None]
     chosen = with_settings(chosen, [*changes, *(settings or [])])
 
     from softtriple import dist, experiment, illustrate
@@ -93,7 +95,8 @@ def train(
         try:
             outcome = experiment.train(chosen, RunDir(out), reporter, resume=resume)
         except KeyboardInterrupt:
-            reporter.note(f"stopped; continue with: softtriple train {data} --out {out} --resume")
+            # All of the command: where it stopped early, the settings are not in the run directory yet.
+            reporter.note(f"stopped; continue with: {_command()}{'' if resume else ' --resume'}")
             raise
         if not dist.is_main():
             return
@@ -122,7 +125,7 @@ def evaluate(
         raise typer.BadParameter("--data goes with a run directory", param_hint="--data")
     if settings and data is None:
         raise typer.BadParameter("--set goes with --data: how to read it", param_hint="--set")
-    other = None if data is None else with_settings(Config(dataset=data), _about_data(settings))
+    other = None if data is None else _data_only(data, settings)
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
         report = (
@@ -144,7 +147,7 @@ def embed(
     from softtriple import dist, inference
     from softtriple.progress import Reporter
 
-    chosen = with_settings(Config(dataset=data), [*_on_error(on_error), *_about_data(settings)])
+    chosen = _data_only(data, settings, on_error)
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
         count = inference.embed_data(run, chosen, out, reporter)
@@ -154,10 +157,7 @@ def embed(
 @app.command()
 def demo(
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Where the runs and the report go; runs/demo, or the next free name.", metavar="DIR"
-        ),
+        Path | None, typer.Option("--out", help="For runs and report; runs/demo, or the next free name.", metavar="DIR")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -168,10 +168,10 @@ def demo(
     results, page = demonstration.run(out or demonstration.free_folder(), Reporter(), command=_command())
     if as_json:
         found = {name: json.loads(result.report.to_json()) for name, result in results.items()}
-        print(json.dumps({**found, "page": str(page)}))  # noqa: T201
+        print(json.dumps({**found, "page": str(page)}))
     else:
-        print(demonstration.table(results))  # noqa: T201
-        print(f"the report with pictures is in {page}")  # noqa: T201
+        print(demonstration.table(results))
+        print(f"the report with pictures is in {page}")
 
 
 @app.command()
@@ -211,7 +211,7 @@ def reproduce(
         reporter.note("stopped; the same command continues")
         raise
     files = [str(file) for file in made.files]
-    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")  # noqa: T201
+    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")
     reporter.note(f"\nwritten: {', '.join(files)}")
 
 
@@ -239,7 +239,7 @@ def index(
     if delete and (again or check or kind != "auto"):
         raise typer.BadParameter("it goes with no --again, --check or --index", param_hint="--delete")
     reporter = Reporter()
-    chosen = with_settings(Config(dataset=data), [*_on_error(on_error), *_about_data(settings)])
+    chosen = _data_only(data, settings, on_error)
     if delete:
         told: dict[str, Any] = {"deleted": catalog.delete_data(run, chosen, store, reporter, part=part)}
     else:
@@ -251,15 +251,14 @@ def index(
     if check:
         told["recall_at_10"] = catalog.check_recall(run, store, reporter)
     text = ", ".join(f"{name.replace('_', ' ')} {round(number, 4)}" for name, number in told.items())
-    print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")  # noqa: T201
+    print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")
 
 
 @app.command()
 def search(
     run: RunArgument,
     queries: Annotated[
-        list[str],
-        typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY..."),
+        list[str], typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY...")
     ],
     store: StoreOption,
     k: Annotated[int, typer.Option("-k", help="How many neighbours.", min=1, metavar="N")] = 10,
@@ -279,9 +278,9 @@ def search(
             {"query": query, "hits": [{**asdict(hit.item), "score": hit.score} for hit in hits]}
             for query, hits in zip(queries, found, strict=True)
         ]
-        print(json.dumps({"queries": answers}))  # noqa: T201
+        print(json.dumps({"queries": answers}))
     else:
-        print("\n\n".join(map(catalog.table, queries, found)))  # noqa: T201
+        print("\n\n".join(map(catalog.table, queries, found)))
 
 
 @app.command()
@@ -297,7 +296,7 @@ def centers(
     if out is not None:
         counting.draw(counts, out)
     told = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}
-    print(json.dumps(told) if as_json else counting.text(counts))  # noqa: T201
+    print(json.dumps(told) if as_json else counting.text(counts))
 
 
 @app.command()
@@ -313,12 +312,12 @@ def export(
 
     made = export_encoder(Encoder.load(run), out, format)
     if as_json:
-        print(json.dumps({**made._asdict(), "file": str(made.file)}))  # noqa: T201
+        print(json.dumps({**made._asdict(), "file": str(made.file)}))
     else:
         opset = "" if made.opset is None else f", opset {made.opset}"
         taken = made.description["input"]
-        print(f"{made.file}: {made.format}{opset}; its vectors differ by {made.difference:.1g} at most")  # noqa: T201
-        print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")  # noqa: T201
+        print(f"{made.file}: {made.format}{opset}; its vectors differ by {made.difference:.1g} at most")
+        print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")
 
 
 @app.command()
@@ -346,12 +345,18 @@ def serve(
 
 
 @app.command()
-def info(as_json: AsJson = False) -> None:
+def info(
+    prune: Annotated[
+        float | None,
+        typer.Option("--prune", help="Clear the cache of what is unused for DAYS.", min=0, metavar="DAYS"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Show versions, device, backbones and whether their weights are at hand, and what the cache holds."""
     from softtriple import about
 
-    told = about.facts()
-    print(json.dumps(told) if as_json else about.text(told))  # noqa: T201
+    told = about.facts(prune)
+    print(json.dumps(told) if as_json else about.text(told))
 
 
 def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
@@ -365,7 +370,7 @@ def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
 def _fail(reason: str) -> NoReturn:
     # One line, whatever is in the name of a file: line breaks, or what a terminal would obey.
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
-    print(f"{_speaker()}: {line}", file=sys.stderr)  # noqa: T201
+    print(f"{_speaker()}: {line}", file=sys.stderr)
     sys.exit(1)
 
 
@@ -375,23 +380,20 @@ def _speaker() -> str:
     return "softtriple" if rank == "0" else f"softtriple, rank {rank}"
 
 
-def _about_data(settings: list[str] | None) -> list[str]:
-    """Settings for verbs that read data and train nothing: of the others none would have an effect."""
+def _data_only(data: str, settings: list[str] | None, on_error: str | None = None) -> Config:
+    """How to read ``data``, for verbs that train nothing: of the other settings none would have an effect."""
     for setting in settings or []:
         if not setting.startswith("data."):
             raise typer.BadParameter(f"{setting}: only data.* has an effect here", param_hint="--set")
-    return settings or []
-
-
-def _on_error(choice: str | None) -> list[str]:
-    return [] if choice is None else [f"data.on_error={choice}"]
+    chosen = [] if on_error is None else [f"data.on_error={on_error}"]
+    return with_settings(Config(dataset=data), [*chosen, *(settings or [])])
 
 
 def _print_report(report: "Report", as_json: bool, **more: str) -> None:
     from softtriple.metrics import format_table
 
-    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))  # noqa: T201
+    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))
 
 
 def _command() -> str:
-    return " ".join(["softtriple", *sys.argv[1:]])
+    return shlex.join(["softtriple", *sys.argv[1:]])

@@ -29,11 +29,12 @@ def _at_least(group: str, least: int, **values: int | float) -> None:
 class DataConfig:
     """What to learn from, and how it is divided."""
 
-    split: str = "classes"  # "classes", "instances", or a column of the table that says train or test
-    test_share: float = 0.5
-    path: str = "path"  # columns of a table
-    text: str = "text"
-    label: str = "label"
+    # None: as the source has it by itself. Not every source has each of these, and one that is given is insisted on.
+    split: str | None = None  # "classes", "instances", or a column of the table that says train or test
+    test_share: float | None = None  # of the classes or instances, by itself a half
+    path: str | None = None  # columns of a table, by themselves of these names; path and text exclude each other
+    text: str | None = None
+    label: str | None = None
     # the paper's crop, the resized crop of the authors' code, or affine for drawings
     augment: Literal["auto", "none", "crop", "resized-crop", "affine"] = "auto"
     cache_gigabytes: float = 8.0  # for resized images and trunk outputs, each; 0 turns the caches off
@@ -138,6 +139,7 @@ def read_config(path: str | Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path}: not TOML: {error}") from None
     refuse_newer(path, table.pop("format", None), FORMAT)
+    _drop_old_defaults(table.get("data"))
     config = build_checked(Config, table, where=str(path))
     assert isinstance(config, Config)
     return config
@@ -156,6 +158,14 @@ def write_config(config: Config) -> str:
     lines: list[str] = []
     _write_table(dataclasses.asdict(config), "", lines)
     return "\n".join(lines).strip() + "\n"
+
+
+def as_toml(value: Any) -> str:
+    """A text, a number, a truth value or a list of them as TOML reads it."""
+    if isinstance(value, float):
+        return repr(value)  # also inf, for which JSON has another word
+    # JSON writes the rest the same way, but need not escape one letter that TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def with_preset(config: Config, name: str) -> Config:
@@ -184,6 +194,20 @@ def with_settings(config: Config, settings: Iterable[str]) -> Config:
     rebuilt = build_checked(Config, table, where="--set")
     assert isinstance(rebuilt, Config)
     return rebuilt
+
+
+def _drop_old_defaults(data: Any) -> None:
+    """Forget what runs used to write without being told; only they name both columns, which exclude each other."""
+    if isinstance(data, dict) and {"path", "text"} <= data.keys():
+        for key, value in {
+            "split": "classes",
+            "test_share": 0.5,
+            "path": "path",
+            "text": "text",
+            "label": "label",
+        }.items():
+            if data.get(key) == value:
+                del data[key]
 
 
 def _parse(text: str) -> Any:
@@ -268,7 +292,6 @@ def _write_table(table: Mapping[str, Any], name: str, lines: list[str]) -> None:
     groups = {key: value for key, value in table.items() if isinstance(value, Mapping)}
     if name and (plain or not groups):
         lines.append(f"\n[{name}]")
-    # JSON writes text, numbers, booleans and lists of them as TOML reads them.
-    lines.extend(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in plain.items())
+    lines.extend(f"{key} = {as_toml(value)}" for key, value in plain.items())
     for key, value in groups.items():
         _write_table(value, f"{name}.{key}" if name else key, lines)

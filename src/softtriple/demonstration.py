@@ -31,6 +31,8 @@ class Result:
 
 def run(out: Path, reporter: Reporter, command: str) -> tuple[dict[str, Result], Path]:
     """Train both methods under the same budget in ``out``; their results, and the page that shows them."""
+    if out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"{out}: it exists and is not overwritten; choose another --out")
     start = time.monotonic()
     outcomes, results = {}, {}
     for name, settings in METHODS.items():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.choices import choose_head_init, choose_trainable, has_centers, heads_of, resolve
-from softtriple.config import Config, DataConfig
+from softtriple.config import Config
 from softtriple.data import (
     Benchmark,
     ImageCache,
@@ -27,7 +27,7 @@ from softtriple.data import (
     shuffled,
 )
 from softtriple.evaluation import Embeddings, evaluate
-from softtriple.feeds import Feed, Reading, Rows, pixel_feed, trunk_bytes, trunk_feed, trunk_fits
+from softtriple.feeds import Feed, Reading, Rows, pixel_feed, trunk_feed, trunk_fits
 from softtriple.files import appearing_file, write_whole
 from softtriple.losses import LOSSES, SoftTripleLoss, build_loss, sample_classes, shard
 from softtriple.metrics import Report
@@ -35,7 +35,7 @@ from softtriple.models import Encoder, EncoderConfig, Preprocess
 from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
 from softtriple.training.embedding import embed_together
-from softtriple.training.fit import fit
+from softtriple.training.fit import fit, summary_writer
 from softtriple.training.run import RunDir
 from softtriple.training.sharding import find_shard
 
@@ -60,6 +60,8 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
 
     Over several ranks each calls it. They all take part, and the first one alone writes and has the whole loss.
     """
+    if config.train.tensorboard:
+        summary_writer()  # if it is missing, that is said now and not after the first epoch
     with run.opened(resume=resume) if dist.is_main() else nullcontext():
         dist.barrier()
         benchmark = load_data(config, reporter)
@@ -75,12 +77,12 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
         whole = _build_loss(config, num_classes=len(classes))
         loss = sample_classes(shard(whole), config.loss.sample_rate, config.train.seed)
 
+        encoder.to(device)
+        loss.to(device)
         feeds = Feeds(config, encoder, readers, frozen=encoder.set_trainable(config.model.trainable))
         training = feeds.training(benchmark.train).only(learned, labels)
         if config.model.head_init == "pca":
-            encoder.initialize_head_from_pca(_features(encoder, training))
-        encoder.to(device)
-        loss.to(device)
+            encoder.initialize_head_from_pca(_features(encoder, training, device))
 
         def check() -> dict[str, float]:
             # On the test classes only to look at them, never to choose by: that is what held-out classes are for.
@@ -113,12 +115,13 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
 
 def load_data(config: Config, reporter: Reporter) -> Benchmark:
     """The benchmark that the configuration names, without its unreadable images if it says to skip them."""
-    default = DataConfig()
-    names = ("split", "test_share", "path", "text", "label", "on_error")
-    # Not every source has every option: those left at their defaults are not insisted on.
-    changed = {n: getattr(config.data, n) for n in names if getattr(config.data, n) != getattr(default, n)}
+    data = config.data
+    options = {"split": data.split, "test_share": data.test_share}
+    options |= {"path": data.path, "text": data.text, "label": data.label}
+    # Not every source has files that may be unreadable, and all of them stop by themselves.
+    options |= {"on_error": None if data.on_error == "stop" else data.on_error}
     with dist.main_first():  # some are drawn or unpacked once and kept
-        benchmark = load_benchmark(config.dataset, **changed)
+        benchmark = load_benchmark(config.dataset, **options)
     for note in benchmark.notes:
         reporter.note(note)
     if config.data.on_error == "stop":
@@ -166,11 +169,15 @@ class Readers:
         return Reading(view, self._config.train.seed if augmented else 0, self._cache(split, view))
 
     def _cache(self, split: Split, view: View) -> ImageCache | None:
-        budget = int(self._config.data.cache_gigabytes * 1e9)
+        budget = self._config.data.cache_gigabytes * 1e9
         if not isinstance(split.items, ImageFiles) or not budget or view.resize is None:
             return None
         paths = split.items.paths
         if paths not in self._caches:
+            # Held-out images are among those of the training half, and need not be decoded and kept twice.
+            for cache in self._caches.values():
+                if cache is not None and cache.rows.keys() >= set(paths):
+                    return cache
             with dist.main_first(), self.reporter.task("reading images") as update:
                 self._caches[paths] = open_cache(
                     split.items, view.resize, budget=budget, notify=self.reporter.note, progress=update
@@ -200,9 +207,12 @@ class Feeds:
         if not self._frozen or isinstance(split.items, Vectors):
             return None
         reporter = self._readers.reporter
-        needed = trunk_bytes(self._encoder, len(split), reading, self._frozen, views)
+        budget = self._config.data.cache_gigabytes * 1e9
         # Ranks must agree, and the free disk changes while they look at it.
-        if not dist.from_main(lambda: trunk_fits(needed, int(self._config.data.cache_gigabytes * 1e9))):
+        needed, fit_in = dist.from_main(
+            lambda: trunk_fits(self._encoder, split, reading, frozen=self._frozen, views=views, budget=budget)
+        )
+        if not fit_in:
             reporter.note(
                 f"the outputs of the frozen layers for {views} views would take {needed / 1e9:.1f} GB, more than "
                 "data.cache_gigabytes or the free disk: they are computed anew in each epoch"
@@ -325,10 +335,11 @@ def _write(path: Path, report: Report) -> None:
 
 
 @torch.no_grad()
-def _features(encoder: Encoder, feed: Feed) -> Tensor:
+def _features(encoder: Encoder, feed: Feed, device: torch.device) -> Tensor:
     encoder.eval()
     rows = shuffled(len(feed), 64, seed=0, epoch=0)
-    return torch.cat([encoder.features_from(inputs, feed.first) for inputs, _ in feed.batches(rows, 0)])
+    found = feed.batches(rows, 0)
+    return torch.cat([encoder.features_from(inputs.to(device), feed.first).cpu() for inputs, _ in found])
 
 
 def _save_centers(loss: nn.Module, run: RunDir) -> None:

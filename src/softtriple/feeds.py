@@ -31,7 +31,7 @@ from softtriple.data import (
 )
 from softtriple.data.cache import fits
 from softtriple.data.randomness import stream
-from softtriple.data.storage import map_rows, write_rows
+from softtriple.data.storage import map_rows, mark_used, write_rows
 from softtriple.files import appearing_file
 from softtriple.models import Encoder
 
@@ -114,16 +114,15 @@ def trunk_feed(
     ``seed``. Outputs are kept in the cache directory, a file for each view: an interrupted run continues where it
     stopped, and runs that differ in what they do with the outputs share them.
     """
-    folder = cache_directory() / f"trunk-{_key(encoder, split, reading, frozen)}"
     kept = []
-    for view in range(views):
-        path = folder / f"view-{view:03}.npy"
+    for view, path in enumerate(_files(encoder, split, reading, frozen, views)):
         if not path.exists():
             with appearing_file(path) as temporary:
-                write_rows(temporary, len(split), _compute(encoder, split, reading, frozen, view, progress))
+                write_rows(temporary, len(split), _compute(encoder, split, reading, frozen, view, views, progress))
         elif progress is not None:
             progress((view + 1) * len(split), views * len(split))
         kept.append(map_rows(path))
+        mark_used(path.parent)
     labels = torch.from_numpy(split.labels)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
@@ -135,15 +134,16 @@ def trunk_feed(
     return Feed(split.labels, draw, first=frozen)
 
 
-def trunk_bytes(encoder: Encoder, items: int, reading: Reading, frozen: int, views: int) -> int:
-    """Disk that ``trunk_feed`` would take."""
+def trunk_fits(
+    encoder: Encoder, split: Split, reading: Reading, *, frozen: int, views: int, budget: float
+) -> tuple[int, bool]:
+    """Bytes that ``trunk_feed`` keeps; whether they are within ``budget``, and those not there yet on the free disk."""
     one = _trunk(encoder, encoder.example(), frozen, reading)
-    return one.numel() * one.element_size() * items * views
-
-
-def trunk_fits(needed: int, budget: int) -> bool:
-    """Whether that much is within ``budget`` and the free disk."""
-    return fits(needed, budget, cache_directory())
+    view = one.numel() * one.element_size() * len(split)
+    if views * view > budget:
+        return views * view, False
+    missing = sum(not path.exists() for path in _files(encoder, split, reading, frozen, views))
+    return views * view, fits(missing * view, budget, cache_directory())
 
 
 def _compute(
@@ -152,6 +152,7 @@ def _compute(
     reading: Reading,
     frozen: int,
     view: int,
+    views: int,
     progress: Progress | None,
 ) -> Iterator[np.ndarray]:
     encoder.eval()
@@ -161,7 +162,7 @@ def _compute(
         yield _trunk(encoder, inputs, frozen, reading).numpy()
         done += len(inputs)
         if progress is not None:
-            progress(view * len(split) + done, (view + 1) * len(split))
+            progress(view * len(split) + done, views * len(split))
 
 
 @torch.no_grad()
@@ -171,10 +172,16 @@ def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, reading: Reading) -> T
     Maps of augmented views are kept in half precision: half the disk, and a rounding far below what the augmentation
     changes. What is evaluated is kept as it is, so that the numbers are those of the encoder.
     """
+    inputs = inputs.to(next(encoder.parameters()).device)
     if frozen == encoder.num_stages:
-        return encoder.features(inputs).contiguous()
-    outputs = encoder.run_trunk(inputs, frozen).contiguous()
+        return encoder.features(inputs).cpu().contiguous()
+    outputs = encoder.run_trunk(inputs, frozen).cpu().contiguous()
     return outputs if reading.still else outputs.half()
+
+
+def _files(encoder: Encoder, split: Split, reading: Reading, frozen: int, views: int) -> list[Path]:
+    folder = cache_directory() / f"trunk-{_key(encoder, split, reading, frozen)}"
+    return [folder / f"view-{view:03}.npy" for view in range(views)]
 
 
 def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
@@ -188,7 +195,7 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
         for module in encoder.backbone.stage_modules(index):
             for name, tensor in module.state_dict().items():
                 digest.update(name.encode())
-                digest.update(tensor.contiguous().numpy().tobytes())
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
     match split.items:
         case ImageFiles(paths):
             for path in paths:

@@ -1,14 +1,17 @@
 """Files that are there whole and on disk, or not at all: after a crash, a full disk or a loss of power."""
 
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_PARTIAL = ".partial-"
+# The whole name is matched: these lie beside other people's files, of which none may be swept.
+_PREFIX = ".softtriple-partial-"
+_PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\..+)?")
 # What a killed process left behind is removed when it is that old; whoever still writes has written something since.
 _ABANDONED_SECONDS = 24 * 3600
 
@@ -80,23 +83,28 @@ def append_line(path: Path, line: str) -> None:
 
 def remove_partial(folder: Path) -> None:
     """Remove what killed processes left half-written in ``folder`` and below; no process may be writing there."""
-    for path in folder.rglob(f"{_PARTIAL}*"):
+    for path in _partial(folder.rglob(f"{_PREFIX}*")):
         _remove(path)
 
 
+def remove_whole(path: Path) -> None:
+    """Remove a file or folder that others may be looking for: it is there whole until it is gone."""
+    aside = _beside(path)
+    path.rename(aside)
+    _remove(aside)
+
+
 def _beside(path: Path) -> Path:
-    for old in path.parent.glob(f"{_PARTIAL}*"):
-        if time.time() - _last_written(old) > _ABANDONED_SECONDS:
-            _remove(old)
+    for old in _partial(path.parent.glob(f"{_PREFIX}*")):
+        with suppress(OSError):  # another process has just finished with it, or it is not ours to remove
+            if time.time() - max(part.stat().st_mtime for part in (old, *old.rglob("*"))) > _ABANDONED_SECONDS:
+                _remove(old)
     # The suffix stays: numpy appends the one it misses.
-    return path.with_name(f"{_PARTIAL}{secrets.token_hex(8)}{path.suffix}")
+    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}{path.suffix}")
 
 
-def _last_written(path: Path) -> float:
-    try:
-        return max(part.stat().st_mtime for part in (path, *path.rglob("*")))
-    except FileNotFoundError:  # another process has just finished with it
-        return time.time()
+def _partial(found: Iterable[Path]) -> list[Path]:
+    return [path for path in found if _PARTIAL.fullmatch(path.name)]
 
 
 def _remove(path: Path) -> None:

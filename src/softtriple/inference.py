@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Tensor
 
 from softtriple import dist
@@ -22,6 +21,7 @@ from softtriple.experiment import embed_split, load_data
 from softtriple.feeds import Feed, Reading, pixel_feed
 from softtriple.metrics import Report
 from softtriple.models import Encoder, Preprocess
+from softtriple.models.weights import read_tensors
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
 
@@ -81,7 +81,7 @@ def read_centers(run: RunDir, encoder: Encoder) -> Float[Tensor, "classes k dim"
     """The centres that the loss of a run has learned, or None where it has none for its classes."""
     if not run.centers_file.is_file():
         return None
-    centers = load_file(run.centers_file).get("centers")
+    centers = read_tensors(run.centers_file).get("centers")
     if centers is None or centers.ndim != 3 or len(centers) != len(encoder.class_names):
         return None
     return centers.float()

@@ -56,16 +56,18 @@ class Reporter:
             yield update
 
     def _lines(self, name: str) -> Update:
-        start = last = time.monotonic()
+        last = time.monotonic()
+        start: tuple[float, int] | None = None
 
         def update(done: int, total: int, detail: str = "") -> None:
-            nonlocal last
+            nonlocal last, start
             now = time.monotonic()
-            if now - last < SECONDS_BETWEEN_LINES:
-                return
-            last = now
-            left = (now - start) * (total - done) / max(done, 1)
-            self.note(f"{name}: {done} of {total}, about {duration(left)} left{'; ' + detail if detail else ''}")
+            if start is None:
+                start = now, done  # the pace counts from here: what a resumed task brings along took no time
+            elif now - last >= SECONDS_BETWEEN_LINES:
+                last = now
+                left = (now - start[0]) * (total - done) / max(done - start[1], 1)
+                self.note(f"{name}: {done} of {total}, about {duration(left)} left{'; ' + detail if detail else ''}")
 
         return update
 

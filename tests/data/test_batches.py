@@ -94,18 +94,6 @@ def test_a_bad_image_stops_by_its_path(split):
     assert not data_threads()
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_bad_images_are_left_out_and_listed(split, cached):
-    for row in (4, 9):
-        Path(split.items.paths[row]).write_text("no image")
-    cache = open_cache(split.items, 24, notify=lambda _: None) if cached else None
-    bad: list[ImageError] = []
-    view = View(size=20, resize=24, augment="affine")
-    found = list(batches(split, in_order(10, 3), view, on_bad_image=bad.append, cache=cache))
-    assert [error.path for error in bad] == [split.items.paths[4], split.items.paths[9]]
-    assert [labels.tolist() for _, labels in found] == [[100, 101, 102], [103, 105], [106, 107, 108]]
-
-
 def test_closing_joins_the_threads(split):
     found = batches(split, in_order(10, 1), View(size=20, resize=24), workers=2)
     next(found)

@@ -87,6 +87,14 @@ def test_drawing_again_gives_the_same_bytes(one_script):
         np.testing.assert_array_equal(one[name], two[name])
 
 
+def test_a_damaged_cache_says_how_to_mend_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path))
+    cached = tmp_path / f"glyphs-{glyphs._key(glyphs._font_folder())}.npz"
+    cached.write_bytes(b"PK\3\4 and no more")
+    with pytest.raises(ValueError, match=r"glyphs-.*\.npz: damaged .*; delete it and it is made again"):
+        load_benchmark("glyphs")
+
+
 def test_the_cache_is_used_and_keyed_by_the_fonts(benchmark, cache, monkeypatch):
     monkeypatch.setattr(glyphs, "_draw_all", lambda folder: pytest.fail("drawn again"))
     again = load_benchmark("glyphs")

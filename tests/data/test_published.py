@@ -1,4 +1,5 @@
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -45,8 +46,11 @@ def test_missing_images_are_named_and_counted(tmp_path):
         load_benchmark(f"cub:{tmp_path}", expected=TWO_AND_TWO)
     benchmark = load_benchmark(f"cub:{tmp_path}", expected=TWO_AND_TWO, on_error="skip")
     assert (len(benchmark.train), len(benchmark.test)) == (4, 4)
-    assert "4 of 12 images are missing" in benchmark.notes[1]
-    assert "not comparable" in benchmark.notes[1]
+    listed = [note for note in benchmark.notes if note.startswith("left out: ")]
+    assert len(listed) == 4
+    assert listed[3] == f"left out: {tmp_path}/images/004.Bird_3/bird_0.jpg: no such file"
+    assert "4 of 12 images are missing" in benchmark.notes[-1]
+    assert "not comparable" in benchmark.notes[-1]
 
 
 def test_cub_trains_on_the_first_half(tmp_path):
@@ -106,8 +110,6 @@ def test_omniglot_alphabets_keep_the_character(tmp_path):
 
 
 def test_unpacked_omniglot_is_the_same(tmp_path):
-    import zipfile
-
     archives = miniatures.omniglot(tmp_path / "zip")
     for archive in archives.glob("*.zip"):
         zipfile.ZipFile(archive).extractall(tmp_path / "folders")
@@ -140,11 +142,46 @@ def test_a_damaged_drawing_is_named_and_leaves_no_cache(tmp_path, monkeypatch, s
     assert not list((tmp_path / "cache").iterdir())
 
 
-def test_half_an_archive_is_named(tmp_path):
+def overwritten(archive: bytes) -> bytes:
+    start = archive.index(b"character02/0001.png") + len(b"character02/0001.png")
+    return archive[:start] + b"\xff" * 20 + archive[start + 20 :]
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:1000], overwritten])
+def test_a_damaged_archive_is_named(tmp_path, damage):
     archive = miniatures.omniglot(tmp_path) / "images_background.zip"
-    archive.write_bytes(archive.read_bytes()[:1000])
+    with zipfile.ZipFile(archive, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x/Greek/character02/0001.png", bytes(range(256)))
+    archive.write_bytes(damage(archive.read_bytes()))
     with pytest.raises(ValueError, match=r"images_background\.zip: not a whole zip archive"):
         load_omniglot(tmp_path, expected=None)
+
+
+@pytest.mark.parametrize("name", ["images_background.json", "images_evaluation.npy"])
+def test_a_damaged_cache_says_how_to_mend_it(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path / "cache"))
+    root = miniatures.omniglot(tmp_path)
+    load_omniglot(root, expected=None)
+    (file,) = (tmp_path / "cache").glob(f"omniglot-*/{name}")
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"omniglot-.*: damaged .*; delete this folder and it is made again"):
+        load_omniglot(root, expected=None)
+
+
+def test_a_list_that_is_not_utf_8_is_named(tmp_path):
+    root = miniatures.cub(tmp_path)
+    (root / "classes.txt").write_bytes(b"1 alb\xe1tross\n")
+    with pytest.raises(ValueError, match=r"classes\.txt: not a text in UTF-8"):
+        load_benchmark(f"cub:{root}")
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:200], lambda content: b"MATLAB", lambda content: b""])
+def test_damaged_annotations_are_named(tmp_path, damage):
+    root = miniatures.cars_mat(tmp_path)
+    file = root / "cars_annos.mat"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(ValueError, match=r"cars_annos\.mat: annotations and class_names cannot be read"):
+        load_benchmark(f"cars196:{root}")
 
 
 def test_a_changed_archive_is_read_again(tmp_path):

@@ -21,11 +21,6 @@ def test_seed_and_epoch_change_the_order():
     assert len(orders) == 16
 
 
-def test_an_incomplete_batch_can_be_dropped():
-    found = list(shuffled(10, 4, 0, 0, drop_last=True))
-    assert [len(batch) for batch in found] == [4, 4]
-
-
 def test_in_order_is_in_order():
     assert [batch.tolist() for batch in in_order(5, 2)] == [[0, 1], [2, 3], [4]]
 

@@ -187,6 +187,7 @@ def test_missing_images_stop_or_are_skipped(tmp_path):
         load_benchmark(str(table))
     benchmark = load_benchmark(str(table), on_error="skip")
     assert len(benchmark.train) == 5
+    assert f"left out: {tmp_path / 'class1' / '2.png'}: no such file" in benchmark.notes
     assert any("1 of 12 images are missing" in note for note in benchmark.notes)
 
 

@@ -1,5 +1,6 @@
 import hashlib
 import pickle
+import random
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -81,6 +82,24 @@ def test_truncated_file(weights: dict[str, torch.Tensor], tmp_path: Path, zipped
     path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(ValueError, match="not a readable PyTorch weight file"):
         read_weights(str(path))
+
+
+def test_damaged_file(weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    """Whatever torch, zipfile or pickle make of it, it is read or named."""
+    path, draw = tmp_path / "net.pth", random.Random(0)
+    torch.save(weights, path)
+    content = path.read_bytes()
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(8):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            read_weights(str(path))
+        except ValueError as error:
+            refused += str(path) in str(error)
+    assert refused > 200
 
 
 class _Trap:

@@ -11,24 +11,24 @@ from torch import nn
 from softtriple.training.checkpoint import KEEP, Position, load_checkpoint, read_state, save_checkpoint
 
 
-def parts(width: int = 3) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer]:
+def parts(width: int = 3) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
     torch.manual_seed(0)
     encoder, loss = nn.Linear(width, 2), nn.Linear(2, 2)
     optimizer = torch.optim.Adam([*encoder.parameters(), *loss.parameters()])
     loss(encoder(torch.ones(4, width))).sum().backward()
     optimizer.step()
-    return encoder, loss, optimizer
+    return encoder, loss, optimizer, torch.amp.GradScaler("cpu")
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    encoder, loss, optimizer = parts()
-    for epoch in range(4):
-        save_checkpoint(tmp_path, Position(epoch, loss_sum=0.1), encoder, loss, optimizer)
+    encoder, *others = parts()
+    for epoch in (1, 99_999, 100_000):  # more digits than the name has room for
+        save_checkpoint(tmp_path, Position(epoch, loss_sum=0.1), encoder, *others)
     assert len(list(tmp_path.iterdir())) == KEEP
     fresh = parts()
     with torch.no_grad():
         fresh[0].weight.zero_()  # type: ignore[operator]
-    assert load_checkpoint(tmp_path, *fresh) == Position(3, loss_sum=0.1)
+    assert load_checkpoint(tmp_path, *fresh) == Position(100_000, loss_sum=0.1)
     assert torch.equal(fresh[0].weight, encoder.weight)  # type: ignore[arg-type]
 
 
@@ -68,7 +68,21 @@ def test_another_version_is_refused(tmp_path: Path, change: dict[str, object]) -
 def test_a_full_disk_is_an_error_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, Position(1), *parts())
     monkeypatch.setattr("softtriple.files.secrets.token_hex", lambda count: "full")
-    (tmp_path / ".partial-full.pt").symlink_to("/dev/full")
+    (tmp_path / ".softtriple-partial-full.pt").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"epoch-00002-.*: cannot be written \(No space left on device\)"):
         save_checkpoint(tmp_path, Position(2), *parts())
     assert [file.name for file in tmp_path.iterdir()] == ["epoch-00001-batch-0000000.pt"]
+
+
+def test_the_scale_of_half_precision_comes_back(tmp_path: Path) -> None:
+    *others, scaler = parts()
+    scaler.load_state_dict({**scaler.state_dict(), "scale": 8.0, "_growth_tracker": 5})
+    save_checkpoint(tmp_path, Position(1), *others, scaler)
+    *others, fresh = parts()
+    load_checkpoint(tmp_path, *others, fresh)
+    assert fresh.state_dict() == scaler.state_dict()
+    (file,) = tmp_path.iterdir()
+    before = read_state(file)
+    del before["scaler"]  # as older versions wrote it
+    torch.save(before, file)
+    load_checkpoint(tmp_path, *others, torch.amp.GradScaler("cpu"))

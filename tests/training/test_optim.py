@@ -77,6 +77,10 @@ def test_its_state_is_saved_and_loaded() -> None:
         parameter.grad = sparse([0, 4], values[2][:2], 6)
         optimizer.step()
     assert torch.equal(found, copied)
+    elsewhere = nn.Parameter(torch.ones(6, 2, 3, device="meta"))
+    third = RowAdam([elsewhere], lr=0.1)
+    third.load_state_dict(first.state_dict())
+    assert {value.device.type for value in third.state[elsewhere].values()} == {"meta"}
 
 
 def test_classes_not_drawn_do_not_move() -> None:

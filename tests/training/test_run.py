@@ -13,10 +13,30 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     with run.opened(resume=False):
         run.write_config(Config())
+        run.append_log({"epoch": 1})
     with pytest.raises(FileExistsError, match="continue it with --resume"), run.opened(resume=False):
         pass
     with run.opened(resume=True):
         assert run.read_config() == Config()
+
+
+def test_a_start_that_failed_is_in_nobodys_way(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    with run.opened(resume=False):
+        run.write_config(Config(dataset="wrong"))
+    with run.opened(resume=False):
+        run.write_config(Config(dataset="right"))
+        (run.checkpoints / "epoch-00000-batch-0000001.pt").touch()
+    with pytest.raises(FileExistsError, match="not overwritten"), run.opened(resume=False):
+        pass
+    assert run.read_config() == Config(dataset="right")
+
+
+def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("mine")
+    with pytest.raises(FileExistsError, match="not overwritten"), RunDir(tmp_path).opened(resume=False):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
@@ -74,8 +94,10 @@ def test_the_log_is_cut_where_a_run_is_resumed(
 ) -> None:
     run = RunDir(tmp_path)
     for epoch, batch in [(1, 50), (1, 100), (1, None), (2, 50), (2, None)]:
-        run.append_log({"epoch": epoch, **({} if batch is None else {"batch": batch})})
-    with run.log_file.open("a") as log:
-        log.write('{"epoch": 3, "ba')  # a crash in the middle of a line
+        run.append_log({"epoch": epoch, "loss": 0.5, **({} if batch is None else {"batch": batch})})
+    with run.log_file.open("ab") as log:
+        log.write(b'3\n{}\n{"epoch": "x", "loss": 0.5}\n[[\n\xff\xfe\n')  # damaged
+        log.write(b'{"epoch": 3, "ba')  # a crash in the middle of a line
+    assert len(run.read_log()) == 5
     run.forget_log_after(position)
     assert [(entry["epoch"], entry.get("batch")) for entry in run.read_log()] == kept

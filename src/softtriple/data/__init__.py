@@ -21,6 +21,8 @@ from softtriple.data.sampling import rows_of_classes as rows_of_classes
 from softtriple.data.sampling import shuffled as shuffled
 from softtriple.data.sources import load_benchmark as load_benchmark
 from softtriple.data.storage import cache_directory as cache_directory
+from softtriple.data.storage import list_kept as list_kept
+from softtriple.data.storage import remove_unused as remove_unused
 from softtriple.data.vector_files import VectorFile as VectorFile
 from softtriple.data.vector_files import read_vectors as read_vectors
 from softtriple.data.vector_files import write_vectors as write_vectors

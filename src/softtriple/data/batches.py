@@ -17,7 +17,7 @@ from softtriple.data.cache import ImageCache
 from softtriple.data.images import RANDOM_CROPS, View
 from softtriple.data.prefetch import map_ahead
 from softtriple.data.randomness import stream
-from softtriple.pixels import ImageError, center_crop, decode_image, resize_short_side
+from softtriple.pixels import center_crop, decode_image, resize_short_side
 
 Batch = tuple[Tensor | list[str], Tensor]
 
@@ -31,13 +31,11 @@ def batches(
     epoch: int = 0,
     cache: ImageCache | None = None,
     workers: int = 2,
-    on_bad_image: Callable[[ImageError], None] | None = None,
 ) -> Generator[Batch, None, None]:
     """Inputs and labels for each of ``row_batches``: uint8 (n, size, size, 3), float32 (n, dim) or a list of texts.
 
     Images need a ``view`` of them. What is random in it depends on (seed, epoch, row) alone. ``workers`` threads read
-    images ahead, and are joined when the generator ends or is closed. An image that cannot be read raises ImageError;
-    with ``on_bad_image`` it is left out of its batch and handed to that function instead.
+    images ahead, and are joined when the generator ends or is closed. An image that cannot be read raises ImageError.
     """
     items, labels = split.items, torch.tensor(split.labels)
     if cache is not None and not isinstance(items, ImageFiles):
@@ -49,23 +47,21 @@ def batches(
     if view is None:
         raise ValueError("images need a view, which says the size and the crop")
     if isinstance(items, ImageArray) and _shown_whole(items, view):
-        pictures = map_ahead(lambda rows: _Pictures(rows, items.pixels[rows], []), row_batches, workers=0)
+        pictures = map_ahead(lambda rows: _Pictures(rows, items.pixels[rows]), row_batches, workers=0)
     else:
-        skip = on_bad_image is not None
-        load = partial(_load, read=_reader(items, view, cache), view=view, seed=seed, epoch=epoch, skip=skip)
+        load = partial(_load, read=_reader(items, view, cache), view=view, seed=seed, epoch=epoch)
         pictures = map_ahead(load, row_batches, workers)
     draws = None
     if view.augment == "affine":
         draws = torch.from_numpy(affine_draws(len(items), stream("affine", seed, epoch)))
-    return _image_batches(pictures, labels, draws, on_bad_image)
+    return _image_batches(pictures, labels, draws)
 
 
 class _Pictures(NamedTuple):
-    """The readable ones of the rows of a batch, their pixels, and what is wrong with the others."""
+    """The rows of a batch and their pixels."""
 
     rows: Rows
     pixels: UInt8[np.ndarray, "batch size size"] | UInt8[np.ndarray, "batch size size 3"]
-    bad: list[ImageError]
 
 
 def _plain_batches(items: Vectors | Texts, labels: Tensor, row_batches: Iterable[Rows]) -> Generator[Batch, None, None]:
@@ -75,18 +71,10 @@ def _plain_batches(items: Vectors | Texts, labels: Tensor, row_batches: Iterable
 
 
 def _image_batches(
-    pictures: Generator[_Pictures, None, None],
-    labels: Tensor,
-    draws: Tensor | None,
-    on_bad_image: Callable[[ImageError], None] | None,
+    pictures: Generator[_Pictures, None, None], labels: Tensor, draws: Tensor | None
 ) -> Generator[Batch, None, None]:
     with closing(pictures):
-        for rows, images, bad in pictures:
-            for error in bad:
-                assert on_bad_image is not None
-                on_bad_image(error)
-            if not len(rows):
-                continue
+        for rows, images in pictures:
             pixels = torch.from_numpy(images)
             # Grey images become RGB last: one channel is displaced three times faster.
             pixels = pixels[..., None] if pixels.ndim == 3 else pixels
@@ -117,26 +105,12 @@ def _resized(image: Image.Image, side: int | None) -> Image.Image:
     return image if side is None else resize_short_side(image, side)
 
 
-def _load(
-    rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: int, epoch: int, skip: bool
-) -> _Pictures:
+def _load(rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: int, epoch: int) -> _Pictures:
     random_crop = RANDOM_CROPS.get(view.augment)
-    kept: list[int] = []
-    images: list[np.ndarray] = []
-    bad: list[ImageError] = []
-    for row in map(int, rows):
-        try:
-            image = read(row)
-        except ImageError as error:
-            if not skip:
-                raise
-            bad.append(error)
-            continue
+
+    def load(row: int) -> Image.Image:
         if random_crop is None:
-            image = center_crop(image, view.size)
-        else:
-            image = random_crop(image, view.size, stream("crop", seed, epoch, row))
-        kept.append(row)
-        images.append(np.asarray(image))
-    pixels = np.stack(images) if images else np.empty((0, view.size, view.size, 3), dtype=np.uint8)
-    return _Pictures(np.array(kept, dtype=np.int64), pixels, bad)
+            return center_crop(read(row), view.size)
+        return random_crop(read(row), view.size, stream("crop", seed, epoch, row))
+
+    return _Pictures(rows, np.stack([np.asarray(load(row)) for row in map(int, rows)]))

@@ -17,12 +17,12 @@ from PIL import Image
 
 from softtriple.data.benchmark import ImageFiles
 from softtriple.data.prefetch import map_ahead
-from softtriple.data.storage import cache_directory
+from softtriple.data.storage import cache_directory, mark_used, read_arrays
 from softtriple.files import appearing_folder
-from softtriple.pixels import ImageError, decode_image, open_image, resize_short_side
+from softtriple.pixels import decode_image, open_image, resize_short_side
 
 VERSION = 1  # part of the key: raise it when decoding or resizing changes a pixel
-DEFAULT_BUDGET = 8 * 10**9
+DEFAULT_BUDGET = 8e9
 _SAMPLE = 64
 
 
@@ -36,12 +36,9 @@ class ImageCache:
     heights: Int64[np.ndarray, " images"]
     widths: Int64[np.ndarray, " images"]
     rows: Mapping[str, int]
-    bad: Mapping[str, str]
 
     def image(self, path: str) -> Image.Image:
-        """The image that was read from ``path``; an ImageError if it could not be read then."""
-        if path in self.bad:
-            raise ImageError(path, self.bad[path])
+        """The image that was read from ``path``."""
         if path not in self.rows:
             raise ValueError(f"{path}: this image cache was made without it")
         row = self.rows[path]
@@ -53,14 +50,15 @@ def open_cache(
     files: ImageFiles,
     short_side: int,
     *,
-    budget: int = DEFAULT_BUDGET,
+    budget: float = DEFAULT_BUDGET,
     workers: int = 2,
     notify: Callable[[str], None],
     progress: Callable[[int, int], None] | None = None,
 ) -> ImageCache | None:
     """The cache of ``files`` at ``short_side``, made now if need be; None when it would exceed ``budget`` bytes.
 
-    ``notify`` gets one line that says what was decided; ``progress`` gets (done, total) while images are read.
+    ``notify`` gets one line that says what was decided; ``progress`` gets (done, total) while images are read. One
+    that cannot be read is an ImageError, and nothing is kept: what stood in its way may be gone tomorrow.
     """
     folder = cache_directory() / f"images-{_key(files, short_side)}"
     if folder.is_dir():
@@ -89,7 +87,7 @@ def estimate_bytes(files: ImageFiles, short_side: int) -> int:
     return int(3 * short_side**2 * float(np.mean(aspects or [1.0])) * len(files))
 
 
-def fits(needed: int, budget: int, folder: Path) -> bool:
+def fits(needed: int, budget: float, folder: Path) -> bool:
     """Whether ``needed`` bytes are within ``budget`` and leave a tenth of the free disk under ``folder``."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     return needed <= budget and needed <= 0.9 * disk_usage(existing).free
@@ -114,35 +112,28 @@ def _write(
     workers: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    def read(path: str) -> np.ndarray | ImageError:
-        try:
-            return np.asarray(resize_short_side(decode_image(path), short_side))
-        except ImageError as error:
-            return error
+    def read(path: str) -> np.ndarray:
+        return np.asarray(resize_short_side(decode_image(path), short_side))
 
     heights, widths = np.zeros((2, len(files)), dtype=np.int64)
-    reasons: dict[str, str] = {}
     with (folder / "pixels.bin").open("wb") as file:
         for row, image in enumerate(map_ahead(read, files.paths, workers)):
-            if isinstance(image, ImageError):
-                reasons[image.path] = image.reason
-            else:
-                heights[row], widths[row] = image.shape[:2]
-                file.write(image.data)
+            heights[row], widths[row] = image.shape[:2]
+            file.write(image.data)
             if progress is not None:
                 progress(row + 1, len(files))
-    if len(reasons) == len(set(files.paths)):
-        path, reason = next(iter(reasons.items()))
-        raise ImageError(path, f"{reason}; nor can any other of {len(files)} images be read")
-    bad = np.array(list(reasons.items()), dtype=str).reshape(-1, 2)
-    np.savez(folder / "index.npz", heights=heights, widths=widths, bad=bad)
+    np.savez(folder / "index.npz", heights=heights, widths=widths)
 
 
 def _open(folder: Path, files: ImageFiles, short_side: int) -> ImageCache:
-    with np.load(folder / "index.npz", allow_pickle=False) as index:
-        heights, widths, bad = index["heights"], index["widths"], index["bad"]
-    ends = np.cumsum(3 * heights * widths)
-    if (folder / "pixels.bin").stat().st_size != ends[-1]:
+    mark_used(folder)
+    try:
+        heights, widths = read_arrays(folder / "index.npz", "heights", "widths")
+        ends = np.cumsum(3 * heights * widths)
+        whole = len(ends) == len(files) and heights.all() and ends[-1] == (folder / "pixels.bin").stat().st_size
+    except (ValueError, OSError):
+        whole = False
+    if not whole:
         raise ValueError(f"{folder}: the image cache is damaged; delete this folder and it is made again")
     return ImageCache(
         short_side=short_side,
@@ -151,5 +142,4 @@ def _open(folder: Path, files: ImageFiles, short_side: int) -> ImageCache:
         heights=heights,
         widths=widths,
         rows={path: row for row, path in enumerate(files.paths)},
-        bad={str(path): str(reason) for path, reason in bad},
     )

@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw, ImageFont, features
 
 from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
 from softtriple.data.randomness import stream
-from softtriple.data.storage import cache_directory
+from softtriple.data.storage import cache_directory, mark_used, read_arrays
 from softtriple.files import appearing_file
 
 VERSION = 1  # part of the cache key: raise it when the code below draws otherwise
@@ -73,17 +73,17 @@ def load_glyphs() -> Benchmark:
     if not cached.is_file():
         with appearing_file(cached) as temporary:
             np.savez_compressed(temporary, **_draw_all(folder))
-    with np.load(cached, allow_pickle=False) as content:
-        pixels, labels, fine_labels = content["pixels"], content["labels"], content["fine_labels"]
-        class_names, fine_names = tuple(map(str, content["class_names"])), tuple(map(str, content["fine_names"]))
-        is_train = content["train_classes"][labels]
+    mark_used(cached)
+    pixels, labels, fine_labels = read_arrays(cached, "pixels", "labels", "fine_labels")
+    class_names, fine_names, train_classes = read_arrays(cached, "class_names", "fine_names", "train_classes")
+    is_train = train_classes[labels]
     everything = Split(ImageArray(pixels), labels, fine_labels)
     benchmark = Benchmark(
         name="glyphs",
-        class_names=class_names,
+        class_names=tuple(map(str, class_names)),
         train=everything.take(np.flatnonzero(is_train)),
         test=everything.take(np.flatnonzero(~is_train)),
-        fine_names=fine_names,
+        fine_names=tuple(map(str, fine_names)),
     )
     return with_notes(benchmark)
 

@@ -8,6 +8,7 @@ The drawings are turned so that ink is 255 on a ground of 0, and kept as one mem
 import hashlib
 import json
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from io import BytesIO
@@ -19,7 +20,7 @@ from PIL import Image
 
 from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
 from softtriple.data.published import Counts, count
-from softtriple.data.storage import cache_directory, map_rows, write_rows
+from softtriple.data.storage import cache_directory, map_rows, mark_used, write_rows
 from softtriple.files import appearing_folder
 
 CHARACTERS = Counts(train=19_280, test=13_180, gallery=0, train_classes=964, test_classes=659)
@@ -57,12 +58,17 @@ def _load_characters(path: Path) -> tuple[list[Split], tuple[str, ...]]:
         with appearing_folder(folder) as temporary:
             for part, source in zip(PARTS, sources, strict=True):
                 _prepare(source, temporary / part)
+    mark_used(folder)
     splits: list[Split] = []
     names: list[str] = []
     for part in PARTS:
-        drawings: dict[str, int] = json.loads((folder / f"{part}.json").read_text(encoding="utf-8"))
+        try:
+            drawings: dict[str, int] = json.loads((folder / f"{part}.json").read_text(encoding="utf-8"))
+            pixels = map_rows(folder / f"{part}.npy")
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{folder}: damaged ({error}); delete this folder and it is made again") from error
         labels = len(names) + np.repeat(np.arange(len(drawings)), list(drawings.values()))
-        splits.append(Split(ImageArray(map_rows(folder / f"{part}.npy")), labels.astype(np.int64)))
+        splits.append(Split(ImageArray(pixels), labels.astype(np.int64)))
         names += drawings
     return splits, tuple(names)
 
@@ -84,7 +90,7 @@ def _prepare(source: Path, target: Path) -> None:
     """Write the drawings of ``source`` as ``target``.npy, and the number of each character's drawings as .json."""
     try:
         drawings = list(_drawings(source))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:  # zipfile's for damaged archives
         raise ValueError(f"{source}: not a whole zip archive ({error}); fetch it again") from error
     if not drawings:
         raise ValueError(f"{source}: no drawings; they are expected as ALPHABET/CHARACTER/NAME.png")

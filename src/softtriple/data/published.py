@@ -15,6 +15,7 @@ import numpy as np
 from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, Split, with_notes
 from softtriple.data.folders import has_parts, list_images
 from softtriple.data.splitting import OnError, index_names
+from softtriple.pixels import ImageError
 
 
 class Counts(NamedTuple):
@@ -63,13 +64,16 @@ def load_cars196(path: Path, *, on_error: OnError = "stop", expected: Counts | N
     if (path / "cars_annos.mat").is_file():
         from scipy.io import loadmat
 
-        content = loadmat(path / "cars_annos.mat", squeeze_me=True)
-        if not {"annotations", "class_names"} <= content.keys():
-            raise ValueError(f"{path / 'cars_annos.mat'}: annotations and class_names are not both in it")
-        annotations = content["annotations"]
-        paths = [str(path / file) for file in annotations["relative_im_path"]]
-        labels = annotations["class"].astype(np.int64) - 1
-        class_names = tuple(str(name) for name in content["class_names"])
+        try:
+            content = loadmat(path / "cars_annos.mat", squeeze_me=True)
+            annotations = content["annotations"]
+            paths = [str(path / file) for file in annotations["relative_im_path"]]
+            labels = annotations["class"].astype(np.int64) - 1
+            class_names = tuple(str(name) for name in content["class_names"])
+        except Exception as error:  # damaged ones raise whatever scipy meets first
+            raise ValueError(
+                f"{path / 'cars_annos.mat'}: annotations and class_names cannot be read ({error})"
+            ) from error
     else:
         if not path.is_dir():
             raise FileNotFoundError(f"{path} is no folder with cars_annos.mat and car_ims/, or one folder a class")
@@ -169,7 +173,8 @@ def _checked(benchmark: Benchmark, root: Path, on_error: OnError, expected: Coun
         raise ValueError(complaint)
     kept = [split.take(np.flatnonzero(there)) for split, there in zip(splits, present, strict=True)]
     smaller = replace(benchmark, train=kept[0], test=kept[1], gallery=kept[2] if benchmark.gallery else None)
-    return with_notes(smaller, f"{complaint}: results are not comparable with published ones")
+    left_out = (f"left out: {ImageError(file, 'no such file')}" for file in missing)
+    return with_notes(smaller, *left_out, f"{complaint}: results are not comparable with published ones")
 
 
 def count(benchmark: Benchmark) -> Counts:
@@ -200,8 +205,12 @@ def _fields(path: Path, num_fields: int, skip_lines: int = 0) -> list[tuple[str,
     """The lines of a list, each split at blanks into ``num_fields`` fields."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file; the benchmark's PATH is the folder that holds it")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not a text in UTF-8 ({error})") from error
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(text.splitlines(), start=1):
         if number <= skip_lines or not line.strip():
             continue
         row = tuple(line.split(maxsplit=num_fields - 1))

@@ -14,15 +14,12 @@ def in_order(num_rows: int, batch_size: int) -> Iterator[Rows]:
     return _chunks(np.arange(num_rows), batch_size)
 
 
-def shuffled(num_rows: int, batch_size: int, seed: int, epoch: int, drop_last: bool = False) -> Iterator[Rows]:
-    """Every row once, in random order; ``drop_last`` leaves out a last batch that is not full.
+def shuffled(num_rows: int, batch_size: int, seed: int, epoch: int) -> Iterator[Rows]:
+    """Every row once, in random order.
 
     All that SoftTriple needs: its centres take the place of sampled triplets.
     """
-    order = stream("shuffle", seed, epoch).permutation(num_rows)
-    if drop_last:
-        order = order[: num_rows // batch_size * batch_size]
-    return _chunks(order, batch_size)
+    return _chunks(stream("shuffle", seed, epoch).permutation(num_rows), batch_size)
 
 
 def m_per_class(labels: Labels, classes_per_batch: int, m: int, seed: int, epoch: int) -> Iterator[Rows]:

@@ -16,6 +16,7 @@ from softtriple.data.splitting import (
     refuse_division,
 )
 from softtriple.data.vector_files import read_parquet
+from softtriple.pixels import ImageError
 
 Columns = dict[str, list[str]]
 
@@ -84,17 +85,19 @@ def _choose_items(table: Path, columns: Columns, path: str | None, text: str | N
 def _find_images(
     table: Path, column: str, values: list[str], on_error: OnError
 ) -> tuple[ImageFiles, Rows, tuple[str, ...]]:
-    """The image files that ``values`` name, the rows whose file exists, and a note about the others."""
+    """The image files that ``values`` name, the rows whose file exists, and notes about the others."""
     files = [table.parent / value for value in values]
     items = ImageFiles(tuple(str(file) for file in files))
     present = np.array([file.is_file() for file in files], dtype=bool)
     if present.all():
         return items, np.arange(len(values)), ()
     missing = [values[row] for row in np.flatnonzero(~present)]
-    which = f"{len(missing)} of {len(values)} images are missing ({', '.join(missing[:3])})"
+    which = f"{len(missing)} of {len(values)} images are missing"
     if on_error == "stop" or not present.any():
-        raise ValueError(f"{table}: {which}; paths in column {column!r} count from {table.parent}")
-    return items, np.flatnonzero(present), (f"{table}: {which} and were left out",)
+        few = ", ".join(missing[:3])
+        raise ValueError(f"{table}: {which} ({few}); paths in column {column!r} count from {table.parent}")
+    left_out = (f"left out: {ImageError(items.paths[row], 'no such file')}" for row in np.flatnonzero(~present))
+    return items, np.flatnonzero(present), (*left_out, f"{table}: {which} and were left out")
 
 
 def _find_texts(table: Path, column: str, values: list[str], on_error: OnError) -> tuple[Texts, Rows, tuple[str, ...]]:

@@ -267,7 +267,7 @@ class Encoder(nn.Module):
                 f" not {items} and {features.shape[1]}"
             )
         if self.layer_norm is not None:
-            features = self.layer_norm(features)
+            features = self.layer_norm(features.to(self.head.weight.device)).cpu()
         rows = features.double()
         mean = rows.mean(dim=0)
         _, directions = torch.linalg.eigh((rows - mean).T @ (rows - mean))
@@ -364,7 +364,7 @@ class Encoder(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class _Description:
-    """The content of encoder.json; those written before version 0.2 have neither ``format`` nor ``sha256``."""
+    """The content of encoder.json; early ones have neither ``format`` nor ``sha256``."""
 
     config: EncoderConfig
     preprocess: Preprocess | None

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from safetensors.torch import load_file
 
 from softtriple.config import Config, with_settings
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.metrics import Report
+from softtriple.models.weights import read_tensors
 from softtriple.papers.figures import draw_centers, draw_curves
 from softtriple.papers.recipes import softtriple_recipe
 from softtriple.papers.results import Result
@@ -129,7 +129,7 @@ def make_recall_by_k(study: Study, wanted: Sequence[str] | None) -> Result:
 def distinct_of(config: Config, run: RunDir, reporter: Reporter) -> tuple[int, ...]:
     """How many distinct centres each class of a run has, which is trained first if it is not finished."""
     report_of(config, run, reporter)
-    return tuple(count_distinct(load_file(run.centers_file)["centers"], MERGED).tolist())
+    return tuple(count_distinct(read_tensors(run.centers_file)["centers"], MERGED).tolist())
 
 
 def _recall(reports: Sequence[Report]) -> Number | None:

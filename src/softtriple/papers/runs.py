@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from softtriple.choices import starts_from_weights
-from softtriple.config import Config, with_settings
+from softtriple.config import Config, as_toml, with_settings
 from softtriple.experiment import train
 from softtriple.metrics import Report
 from softtriple.models import Encoder, Preprocess
@@ -36,7 +36,7 @@ class Study:
 
     def config(self, recipe: Config, seed: int) -> Config:
         """``recipe`` as it is run here."""
-        own = [f"dataset={json.dumps(self.data)}", f"train.seed={seed}"]
+        own = [f"dataset={as_toml(self.data)}", f"train.seed={seed}"]
         return with_settings(under_protocol(recipe, self.protocol), [*self.settings, *own])
 
     def run_dir(self, row: str, seed: int) -> RunDir:

@@ -1,6 +1,7 @@
 """Checkpoints that are there whole or not at all, the newest two of them."""
 
 import dataclasses
+import re
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,18 @@ class Position:
     items: int = 0
     loss_sum: float = 0.0
 
+    def after(self, items: int, loss: float) -> "Position":
+        """How far it is after one batch more, of so many items and this mean loss."""
+        return Position(self.epoch, self.batch + 1, self.items + items, self.loss_sum + loss * items)
+
 
 def save_checkpoint(
-    folder: Path, position: Position, encoder: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer
+    folder: Path,
+    position: Position,
+    encoder: nn.Module,
+    loss: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
 ) -> None:
     """Write the state at ``position``, then drop all but the newest; every rank must call it, the first one writes."""
     loss_state, optimizer_state = whole_states(loss, optimizer, folder)
@@ -40,17 +50,26 @@ def save_checkpoint(
         "encoder": encoder.state_dict(),
         "loss": loss_state,
         "optimizer": optimizer_state,
+        "scaler": scaler.state_dict(),
         "random": torch.get_rng_state(),
     }
     with appearing_file(folder / f"epoch-{position.epoch:05}-batch-{position.batch:07}.pt") as temporary:
         _write(state, temporary)
-    for old in sorted(folder.glob("epoch-*.pt"))[:-KEEP]:
+    for old in find_checkpoints(folder)[:-KEEP]:
         old.unlink()
 
 
-def load_checkpoint(folder: Path, encoder: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer) -> Position:
+def find_checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints in ``folder``, newest last."""
+    # By number: the names have room for that many digits and may need more.
+    return sorted(folder.glob("epoch-*.pt"), key=lambda path: [int(digits) for digits in re.findall(r"\d+", path.stem)])
+
+
+def load_checkpoint(
+    folder: Path, encoder: nn.Module, loss: nn.Module, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
+) -> Position:
     """Put the newest state back and return its position; the beginning if there is none."""
-    found = sorted(folder.glob("epoch-*.pt"))
+    found = find_checkpoints(folder)
     if not found:
         return Position()
     state = read_state(found[-1])
@@ -59,6 +78,8 @@ def load_checkpoint(folder: Path, encoder: nn.Module, loss: nn.Module, optimizer
         encoder.load_state_dict(state["encoder"])
         loss.load_state_dict(loss_state)
         optimizer.load_state_dict(optimizer_state)
+        if state.get("scaler"):  # empty where it has nothing to do, missing in older checkpoints
+            scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["random"])
         return Position(**state["position"])
     except Exception as error:  # a strange state makes each of these fail in its own way

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from softtriple.models import Encoder
 
+Batch = tuple[Tensor, Tensor]
+
 
 class FromStage(nn.Module):
     """An encoder that takes the output of its first ``first`` stages: one module, whatever goes in."""
@@ -32,21 +34,23 @@ class Step(NamedTuple):
 def train_epoch(
     encoder: nn.Module,
     loss: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Batch],
     optimizer: torch.optim.Optimizer,
     *,
     accumulate: int = 1,
     device: torch.device | str = "cpu",
     half: torch.dtype | None = None,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> Iterator[Step]:
     """One pass over ``batches`` of inputs and labels; yields after each batch.
 
     There may be fewer labels than inputs: a rank without examples of a batch runs some all the same, so that ranks
     stay in step, and gives nothing of them. ``accumulate`` batches make one step of the optimiser. With ``half`` the
-    encoder computes in that precision, but never the loss.
+    encoder computes in that precision, but never the loss; float16 needs a ``scaler``, which keeps small gradients and
+    should outlive the epoch, as it finds the scale by trying.
     """
     encoder.train()
-    scaler = torch.amp.GradScaler(str(device).split(":")[0], enabled=half is torch.float16)
+    scaler = scaler or torch.amp.GradScaler(enabled=False)
     optimizer.zero_grad(set_to_none=True)
     waiting = 0
     for inputs, labels in batches:
@@ -62,7 +66,7 @@ def train_epoch(
         _step(optimizer, scaler)
 
 
-def _step(optimizer: torch.optim.Optimizer, scaler: "torch.amp.GradScaler") -> None:
+def _step(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad(set_to_none=True)

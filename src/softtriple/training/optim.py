@@ -57,7 +57,9 @@ class RowAdam(torch.optim.Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        # torch puts the counts of a loaded state on the device of their parameters only where a group says "fused".
+        shared = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": True}
+        super().__init__(params, shared)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

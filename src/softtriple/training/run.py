@@ -63,6 +63,10 @@ class RunDir:
         """The evaluation as a page."""
         return self.path / "report.html"
 
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / ".lock"
+
     def read_config(self) -> Config:
         """The configuration the run was made with."""
         if not self.config_file.is_file():
@@ -71,18 +75,22 @@ class RunDir:
 
     @contextmanager
     def opened(self, *, resume: bool) -> Iterator[None]:
-        """Take the directory for this process: new, or with ``resume`` the one of an earlier start."""
-        if self.path.exists() and not resume and any(self.path.iterdir()):
-            raise FileExistsError(
-                f"{self.path}: it exists and is not overwritten; continue it with --resume, or choose another --out"
-            )
+        """Take the directory for this process: new, or with ``resume`` the one of an earlier start.
+
+        A start that failed before it had learned anything leaves nothing to lose, and the directory is new.
+        """
+        if not resume:
+            self._refuse_to_overwrite()
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as lock:
+        with self._lock_file.open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BlockingIOError(f"{self.path}: another process is training in this directory") from None
             remove_partial(self.path)
+            if not resume:
+                self._refuse_to_overwrite()  # again: whoever had the lock may have got somewhere
+                self.config_file.unlink(missing_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
             yield
 
@@ -101,22 +109,43 @@ class RunDir:
 
     def read_log(self) -> list[dict[str, Any]]:
         """The entries of the log, oldest first."""
-        if not self.log_file.exists():
-            return []
-        return [json.loads(line) for line in self.log_file.read_text(encoding="utf-8").splitlines()]
+        return [entry for _, entry in self._log_lines()]
 
     def forget_log_after(self, position: Position) -> None:
         """Drop the entries that a resumed run will write again, and a line that a crash cut short."""
         if not self.log_file.exists():
             return
         kept = []
-        for line in self.log_file.read_text(encoding="utf-8").splitlines():
-            try:
-                entry = json.loads(line)
-            except json.JSONDecodeError:
-                continue
+        for line, entry in self._log_lines():
             # An entry without "batch" is that of a whole epoch.
             done = (entry["epoch"], 0) if "batch" not in entry else (entry["epoch"] - 1, entry["batch"])
             if done <= (position.epoch, position.batch):
                 kept.append(line + "\n")
         write_whole(self.log_file, "".join(kept))
+
+    def _log_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The lines of the log that are entries; one that a crash cut short, or that was damaged, is none."""
+        if not self.log_file.exists():
+            return
+        for line in self.log_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            entry = _entry(line)
+            if entry is not None:
+                yield line, entry
+
+    def _refuse_to_overwrite(self) -> None:
+        found = set(self.path.iterdir()) if self.path.exists() else set()
+        only_started = {self._lock_file} <= found <= {self._lock_file, self.config_file, self.checkpoints}
+        if found and not (only_started and not any(self.checkpoints.glob("*"))):
+            raise FileExistsError(
+                f"{self.path}: it exists and is not overwritten; continue it with --resume, or choose another --out"
+            )
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    numbers = {"epoch": int, "batch": int, "loss": float}
+    found = {"batch": 0, **entry} if isinstance(entry, dict) else {}
+    return entry if all(type(found.get(name)) is kind for name, kind in numbers.items()) else None
