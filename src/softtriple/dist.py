@@ -174,8 +174,11 @@ def rows_on_main(tensor: Shaped[Tensor, "rows ..."], folder: Path) -> Shaped[Ten
             torch_dist.send(piece, dst=0, group=_patient_group)
         return tensor
     shape = (sum(counts), *mine.shape[1:])
+    size = math.prod(shape) * mine.element_size()
     with tempfile.TemporaryFile(dir=folder) as file:  # what is mapped stays when the file is closed
-        memory = np.memmap(file, np.uint8, "w+", shape=math.prod(shape) * mine.element_size())
+        # Writing to a mapped page that the disk has no room for would kill the process (SIGBUS): here it is an error.
+        os.posix_fallocate(file.fileno(), 0, size)
+        memory = np.memmap(file, np.uint8, "w+", shape=size)
     whole = torch.from_numpy(memory).view(mine.dtype).view(shape)
     parts = torch.split(whole, counts)
     parts[0].copy_(mine)

@@ -1,6 +1,8 @@
 """Whole runs over several ranks: the numbers, files and states of one process."""
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,3 +176,22 @@ def test_a_run_is_not_overwritten(workers: Workers, vectors: str, tmp_path: Path
     first, second = workers.run(2, clash, vectors, tmp_path / "run")
     assert "not overwritten" in first
     assert second == ""
+
+
+def without_room(vectors: str, out: Path) -> str:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        return clash(vectors, out)
+
+
+def test_a_disk_without_room_for_the_centers_is_an_error_of_the_folder(
+    workers: Workers, vectors: str, tmp_path: Path
+) -> None:
+    first, second = workers.run(2, without_room, vectors, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints"
+    assert first == f"{folder}: cannot be written (No space left on device); nothing that was there is lost"
+    assert second == ""
+    assert list(folder.iterdir()) == []

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from softtriple import dist
+from softtriple.files import explained
 from softtriple.losses.sharded import ShardedSoftTripleLoss
 
 State = dict[str, Any]
@@ -24,7 +25,8 @@ def whole_states(loss: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
     Where there are several ranks, the rows lie in files without a name in ``folder``, not in memory.
     """
     states = loss.state_dict(), optimizer.state_dict()
-    return _with_rows(loss, optimizer, states, lambda rows: dist.rows_on_main(rows, folder))
+    with explained(folder):
+        return _with_rows(loss, optimizer, states, lambda rows: dist.rows_on_main(rows, folder))
 
 
 def own_states(
