@@ -5,10 +5,11 @@ order. Ranks meet in two groups: one for what happens in every step (gloo for te
 and a patient one on gloo, where they wait for work that may take the first of them hours.
 """
 
+import itertools
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -212,9 +213,18 @@ def data_parallel(module: nn.Module) -> nn.Module:
 
 def sync_buffers(module: nn.Module) -> None:
     """Give every rank the buffers of the first, such as the running statistics of batch norm."""
+    _copy_from_main(module.buffers())
+
+
+def sync_state(module: nn.Module) -> None:
+    """Give every rank the parameters and buffers of the first."""
+    _copy_from_main(itertools.chain(module.parameters(), module.buffers()))
+
+
+def _copy_from_main(tensors: Iterable[Tensor]) -> None:
     if world_size() > 1:
-        for buffer in module.buffers():
-            torch_dist.broadcast(buffer, src=0)
+        for tensor in tensors:
+            torch_dist.broadcast(tensor.detach(), src=0)
 
 
 def gather_batch(

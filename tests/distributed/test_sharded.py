@@ -163,6 +163,21 @@ def test_every_other_loss_is_computed_on_the_whole_batch(workers: Workers, name:
         torch.testing.assert_close(by_parameters, [p.grad for p in loss.parameters()], rtol=1e-10, atol=1e-10)
 
 
+def step_of_a_seed(seeds: list[int]) -> tuple[float, Tensor]:
+    torch.manual_seed(seeds[dist.rank()])
+    loss = shard(build_loss("proxy-nca", 3, DIM))
+    inputs, labels = crowd(torch.float32)
+    mine = dist.share(len(labels))
+    return loss(inputs[mine], labels[mine]).item(), loss.centers.detach()
+
+
+def test_replicated_losses_start_alike_whatever_the_seeds(workers: Workers) -> None:
+    (expected,) = workers.run(1, step_of_a_seed, [4])
+    for value, centers in workers.run(3, step_of_a_seed, [4, 5, 6]):
+        assert value == pytest.approx(expected[0])
+        assert torch.equal(centers, expected[1])
+
+
 def distinct(num_classes: int) -> Tensor:
     return shard(softtriple(num_classes, 3, torch.float32)).distinct_centers(0.9)
 
