@@ -72,8 +72,8 @@ def learned(out: Path) -> dict[str, Tensor]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    assert losses(other) == pytest.approx(losses(one), rel=1e-4)
-    torch.testing.assert_close(learned(other), learned(one), rtol=1e-3, atol=1e-4)
+    assert losses(other) == pytest.approx(losses(one), rel=1e-5)
+    torch.testing.assert_close(learned(other), learned(one), rtol=1e-5, atol=1e-6)
     assert {path.name for path in other.iterdir()} == {path.name for path in one.iterdir()}
 
 
