@@ -32,10 +32,12 @@ def whole_states(loss: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
 def own_states(
     loss: nn.Module, optimizer: torch.optim.Optimizer, loss_state: State, optimizer_state: State
 ) -> tuple[State, State]:
-    """The part of whole states that belongs to this rank."""
+    """The part of whole states that belongs to this rank; in one process the states themselves."""
     shard = find_shard(loss)
-    classes = slice(None) if shard is None else slice(shard.classes.start, shard.classes.stop)
-    # Cloned, so that nothing refers to the whole, which may be a mapped file.
+    if shard is None or dist.world_size() == 1:
+        return loss_state, optimizer_state
+    classes = slice(shard.classes.start, shard.classes.stop)
+    # Cloned, so that nothing refers to the whole, which is a mapped file.
     return _with_rows(loss, optimizer, (loss_state, optimizer_state), lambda rows: rows[classes].clone())
 
 
