@@ -13,15 +13,17 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from tests.distributed.workers import Workers
-from torch import Tensor
+from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.config import Config, with_settings
 from softtriple.experiment import train
-from softtriple.losses import LOSSES
+from softtriple.losses import LOSSES, SoftTripleLoss, sample_classes, shard
 from softtriple.progress import Reporter
 from softtriple.training import fit
 from softtriple.training.batching import row_batches
+from softtriple.training.checkpoint import Position, load_checkpoint, read_state, save_checkpoint
+from softtriple.training.optim import RowAdam
 from softtriple.training.run import RunDir
 
 # 39 items of 3 classes to train on: the last batch of each epoch has one, and most ranks have nothing of it.
@@ -132,6 +134,36 @@ def test_sampled_classes_resume_to_the_same_numbers(
     assert losses(tmp_path / "broken") == losses(tmp_path / "whole")
     torch.testing.assert_close(learned(tmp_path / "broken"), learned(tmp_path / "whole"), rtol=0, atol=0)
     assert learned(tmp_path / "whole")["centers"].shape == (6, 2, 9)
+
+
+def sampled_state(before: Path | None, after: Path) -> None:
+    """Save a few steps over sampled classes, or what another number of ranks has saved."""
+    torch.manual_seed(0)
+    encoder, loss = nn.Linear(4, 4), sample_classes(shard(SoftTripleLoss(7, 4, 2)), 0.3)
+    optimizer = RowAdam([*encoder.parameters(), *loss.parameters()])
+    if before is not None:
+        load_checkpoint(before, encoder, loss, optimizer)
+    else:
+        for label in (0, 3, 6, 6):
+            optimizer.zero_grad()
+            loss(encoder(torch.randn(1, 4)), torch.tensor([label])).backward()
+            optimizer.step()
+    save_checkpoint(after, Position(1), encoder, loss, optimizer)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3), (3, 2)])
+def test_each_class_keeps_its_steps_with_another_number_of_ranks(
+    workers: Workers, tmp_path: Path, before: int, after: int
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    workers.run(before, sampled_state, None, tmp_path / "first")
+    workers.run(after, sampled_state, tmp_path / "first", tmp_path / "second")
+    first, second = (read_state(next((tmp_path / name).iterdir())) for name in ("first", "second"))
+    steps = first["optimizer"]["state"][2]["step"]
+    assert steps.shape == (7,)
+    assert len(steps.unique()) > 2
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
 
 
 def test_sampled_classes_need_a_loss_that_has_them(vectors: str, tmp_path: Path) -> None:
