@@ -145,8 +145,19 @@ def gather_objects(value: Value) -> list[Value]:
 
 
 def gather_rows(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """The rows of all ranks, those of the first on top; ranks may have different numbers of them, or none."""
-    return tensor if world_size() == 1 else _gather(tensor, _row_counts(tensor))
+    """The rows of all ranks, those of the first on top; ranks may have different numbers of them, or none.
+
+    It takes memory for the rows once; what is gathered in every step comes in one exchange instead.
+    """
+    if world_size() == 1:
+        return tensor
+    counts = _row_counts(tensor)
+    whole = tensor.new_empty(sum(counts), *tensor.shape[1:])
+    for source, part in enumerate(torch.split(whole, counts)):
+        if source == rank():
+            part.copy_(tensor.detach())
+        torch_dist.broadcast(part, src=source)
+    return whole
 
 
 def stack(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "ranks ..."]:
