@@ -8,6 +8,7 @@ and a patient one on gloo, where they wait for work that may take the first of t
 import itertools
 import math
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ def joined() -> Iterator[None]:
     except RuntimeError as error:
         if not _is_broken_connection(error):
             raise
+        # torchrun ends all ranks when it sees that one is dead; this one ends anyway, once it has said why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ConnectionError(
             f"rank {rank()} of {world_size()}: another process of the job has ended, and may have said why; the newest "
             "checkpoint is whole: continue with --resume"
