@@ -2,6 +2,9 @@
 
 import ctypes
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,39 @@ def real(folder: Path, *, sizes: tuple[int, ...]) -> dict[str, Any]:
             trials += int(told[0])
             failures += told[1:]
     return {"trials": {"file systems that were full": trials}, "failures": failures}
+
+
+def ranks(folder: Path, *, sizes: tuple[int, ...]) -> dict[str, Any]:
+    """Train by two ranks on file systems of ``sizes`` kilobytes, too small for the centres; then give them room."""
+    scenario = scenarios(folder)[0]
+    wide = scenario._replace(settings=(*scenario.settings, "model.dim=4096", "train.epochs=1"))
+    failures: list[str] = []
+    for size in sizes:
+        outcome = scenario.folder / "outcome"
+        outcome.unlink(missing_ok=True)
+        ending = run(lambda k=size, o=outcome: _ranks_on_small_disk(wide, k, o))
+        if ending.status != 0 or not outcome.exists():
+            return {"trials": {}, "failures": [], "not possible here": ending.err.strip().splitlines()[-1:]}
+        failures += outcome.read_text().splitlines()
+    return {"trials": {"file systems that were full under two ranks": len(sizes)}, "failures": failures}
+
+
+def _ranks_on_small_disk(scenario: Scenario, kilobytes: int, outcome: Path) -> None:
+    place = scenario.folder / "small"
+    place.mkdir(exist_ok=True)
+    _mount(place, kilobytes)
+    settings = [word for setting in scenario.settings for word in ("--set", setting)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [*launcher, "-m", "softtriple", "train", scenario.data, "--out", place / "run", "--resume", *settings]
+    failures = []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 1 or not re.search(rf"^softtriple: .*({FULL})", done.stderr, re.MULTILINE):
+        failures.append(f"two ranks, {kilobytes} KB: {done.returncode} {done.stderr[-2000:]!r}")
+    _mount(place, ROOM, MS_REMOUNT)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        failures.append(f"two ranks, {kilobytes} KB: does not resume: {done.stderr[-2000:]!r}")
+    outcome.write_text("\n".join(failures))
 
 
 def _on_small_disk(scenario: Scenario, kilobytes: int, outcome: Path) -> None:

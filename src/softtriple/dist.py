@@ -5,10 +5,12 @@ order. Ranks meet in two groups: one for what happens in every step (gloo for te
 and a patient one on gloo, where they wait for work that may take the first of them hours.
 """
 
+import itertools
 import math
 import os
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -52,6 +54,8 @@ def joined() -> Iterator[None]:
     except RuntimeError as error:
         if not _is_broken_connection(error):
             raise
+        # torchrun ends all ranks when it sees that one is dead; this one ends anyway, once it has said why.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ConnectionError(
             f"rank {rank()} of {world_size()}: another process of the job has ended, and may have said why; the newest "
             "checkpoint is whole: continue with --resume"
@@ -144,8 +148,19 @@ def gather_objects(value: Value) -> list[Value]:
 
 
 def gather_rows(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """The rows of all ranks, those of the first on top; ranks may have different numbers of them, or none."""
-    return tensor if world_size() == 1 else _gather(tensor, _row_counts(tensor))
+    """The rows of all ranks, those of the first on top; ranks may have different numbers of them, or none.
+
+    It takes memory for the rows once; what is gathered in every step comes in one exchange instead.
+    """
+    if world_size() == 1:
+        return tensor
+    counts = _row_counts(tensor)
+    whole = tensor.new_empty(sum(counts), *tensor.shape[1:])
+    for source, part in enumerate(torch.split(whole, counts)):
+        if source == rank():
+            part.copy_(tensor.detach())
+        torch_dist.broadcast(part, src=source)
+    return whole
 
 
 def stack(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "ranks ..."]:
@@ -174,8 +189,11 @@ def rows_on_main(tensor: Shaped[Tensor, "rows ..."], folder: Path) -> Shaped[Ten
             torch_dist.send(piece, dst=0, group=_patient_group)
         return tensor
     shape = (sum(counts), *mine.shape[1:])
+    size = math.prod(shape) * mine.element_size()
     with tempfile.TemporaryFile(dir=folder) as file:  # what is mapped stays when the file is closed
-        memory = np.memmap(file, np.uint8, "w+", shape=math.prod(shape) * mine.element_size())
+        # Writing to a mapped page that the disk has no room for would kill the process (SIGBUS): here it is an error.
+        os.posix_fallocate(file.fileno(), 0, size)
+        memory = np.memmap(file, np.uint8, "w+", shape=size)
     whole = torch.from_numpy(memory).view(mine.dtype).view(shape)
     parts = torch.split(whole, counts)
     parts[0].copy_(mine)
@@ -209,9 +227,18 @@ def data_parallel(module: nn.Module) -> nn.Module:
 
 def sync_buffers(module: nn.Module) -> None:
     """Give every rank the buffers of the first, such as the running statistics of batch norm."""
+    _copy_from_main(module.buffers())
+
+
+def sync_state(module: nn.Module) -> None:
+    """Give every rank the parameters and buffers of the first."""
+    _copy_from_main(itertools.chain(module.parameters(), module.buffers()))
+
+
+def _copy_from_main(tensors: Iterable[Tensor]) -> None:
     if world_size() > 1:
-        for buffer in module.buffers():
-            torch_dist.broadcast(buffer, src=0)
+        for tensor in tensors:
+            torch_dist.broadcast(tensor.detach(), src=0)
 
 
 def gather_batch(

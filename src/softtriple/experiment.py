@@ -28,7 +28,7 @@ from softtriple.data import (
 )
 from softtriple.evaluation import Embeddings, evaluate
 from softtriple.feeds import Feed, Reading, Rows, pixel_feed, trunk_feed, trunk_fits
-from softtriple.files import appearing_file, write_whole
+from softtriple.files import appearing_file, explained, write_whole
 from softtriple.losses import LOSSES, SoftTripleLoss, build_loss, sample_classes, shard
 from softtriple.metrics import Report
 from softtriple.models import Encoder, EncoderConfig, Preprocess
@@ -325,7 +325,8 @@ def _made_whole(loss: nn.Module, whole: nn.Module, run: RunDir) -> nn.Module:
     if part is None:
         return loss
     assert isinstance(whole, SoftTripleLoss)
-    whole.centers = nn.Parameter(dist.rows_on_main(part.centers.detach(), run.checkpoints))
+    with explained(run.checkpoints):
+        whole.centers = nn.Parameter(dist.rows_on_main(part.centers.detach(), run.checkpoints))
     return whole
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,10 +20,12 @@ from softtriple.data import (
 from softtriple.evaluation import Embeddings, evaluate
 from softtriple.experiment import embed_split, load_data
 from softtriple.feeds import Feed, Reading, pixel_feed
+from softtriple.files import explained
 from softtriple.metrics import Report
 from softtriple.models import Encoder, Preprocess
 from softtriple.models.weights import read_tensors
 from softtriple.progress import Reporter
+from softtriple.training.embedding import embed_share
 from softtriple.training.run import RunDir
 
 
@@ -56,17 +59,20 @@ def embed_data(path: Path, data: Config, out: Path, reporter: Reporter) -> int:
     device = dist.device()
     encoder.to(device)
     splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
-    found = [embed_split(encoder, still_feed(encoder, split), benchmark, device, reporter) for split in splits]
-    paths = tuple(path for split in splits if isinstance(split.items, ImageFiles) for path in split.items.paths)
-    content = VectorFile(
-        vectors=torch.cat([part.vectors for part in found]).numpy(),
-        labels=torch.cat([part.labels for part in found]).numpy(),
-        paths=paths or None,
-        class_names=benchmark.class_names,
-    )
+    with reporter.task("embedding") as update:
+        shares = [embed_share(encoder, still_feed(encoder, s), device=device, progress=update) for s in splits]
+    with explained(out):  # no rank but the first has more than its share
+        out.parent.mkdir(parents=True, exist_ok=True)
+        parts = [dist.rows_on_main(share, out.parent) for share in shares]
+    labels = np.concatenate([split.labels for split in splits])
     if dist.is_main():
+        found = Embeddings(torch.cat(parts), torch.from_numpy(labels), class_names=benchmark.class_names)
+        paths = tuple(path for split in splits if isinstance(split.items, ImageFiles) for path in split.items.paths)
+        content = VectorFile(
+            vectors=found.vectors.numpy(), labels=labels, paths=paths or None, class_names=benchmark.class_names
+        )
         write_vectors(out, content)
-    return len(content.labels)
+    return len(labels)
 
 
 def still_feed(encoder: Encoder, split: Split) -> Feed:

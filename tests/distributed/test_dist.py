@@ -1,5 +1,7 @@
 """What ranks tell each other."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +123,12 @@ def test_a_connection_that_breaks_is_said_in_one_sentence(monkeypatch: pytest.Mo
     monkeypatch.setattr(dist.torch_dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(dist.torch_dist, "destroy_process_group", lambda: None)
     monkeypatch.setattr(dist.torch_dist, "new_group", lambda **_: None)
-    with pytest.raises(ConnectionError, match="continue with --resume"), dist.joined():
-        raise RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4567")
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(ConnectionError, match="continue with --resume"), dist.joined():
+            raise RuntimeError("[/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4567")
+        os.kill(os.getpid(), signal.SIGTERM)  # what torchrun sends then: the sentence must still be said
+    finally:
+        signal.signal(signal.SIGTERM, before)
     with pytest.raises(RuntimeError, match="something else"), dist.joined():
         raise RuntimeError("something else")

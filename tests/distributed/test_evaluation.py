@@ -17,7 +17,7 @@ from softtriple.inference import embed_data, evaluate_run
 from softtriple.metrics import Report
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.progress import Reporter
-from softtriple.training.embedding import embed_together
+from softtriple.training.embedding import embed_share, embed_together
 
 
 def embeddings(items: int, seed: int, dim: int) -> Embeddings:
@@ -46,18 +46,21 @@ def test_reports_are_equal(
     assert workers.run(world_size, found, items, with_gallery, dim, budget) == [expected] * world_size
 
 
-def vectors_of(items: int) -> torch.Tensor:
+def vectors_of(items: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(0)
     encoder = Encoder(EncoderConfig(backbone="mlp", in_features=6, hidden=(8,), dim=4))
     values = np.random.default_rng(0).standard_normal((items, 6)).astype(np.float32)
     split = Split(Vectors(values), np.zeros(items, dtype=np.int64))
-    return embed_together(encoder, pixel_feed(encoder, split, Reading()))
+    feed = pixel_feed(encoder, split, Reading())
+    return embed_together(encoder, feed), embed_share(encoder, feed)
 
 
 @pytest.mark.parametrize("items", [300, 64, 7])
 def test_vectors_are_equal_to_the_last_bit(workers: Workers, items: int) -> None:
-    expected = vectors_of(items)
-    assert all(torch.equal(one, expected) for one in workers.run(3, vectors_of, items))
+    expected, _ = vectors_of(items)
+    found = workers.run(3, vectors_of, items)
+    assert all(torch.equal(together, expected) for together, _ in found)
+    assert torch.equal(torch.cat([share for _, share in found]), expected)
 
 
 def of_run(run: Path, data: str, out: Path) -> dict[str, Any]:

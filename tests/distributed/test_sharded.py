@@ -36,11 +36,17 @@ def softtriple(num_classes: int, k: int, dtype: torch.dtype) -> SoftTripleLoss:
 
 
 def encode(linear: nn.Linear, loss: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """Value and weight gradient of a linear encoder in front of ``loss``."""
+    """Value and gradient of a linear encoder in front of ``loss``."""
     value = loss(linear(inputs), labels)
     value.backward()
+    return value.item(), gradient(linear)
+
+
+def gradient(linear: nn.Linear) -> Tensor:
+    """Of the weights and, in the last column, of the bias."""
     assert linear.weight.grad is not None
-    return value.item(), linear.weight.grad
+    assert linear.bias.grad is not None
+    return torch.cat([linear.weight.grad, linear.bias.grad[:, None]], dim=1)
 
 
 def encoder(dtype: torch.dtype) -> nn.Linear:
@@ -60,7 +66,7 @@ def one_step(case: str, k: int, dtype: torch.dtype) -> tuple[float, Tensor, Tens
     value = loss(outputs, labels[mine])
     value.backward()
     classes = loss.classes if isinstance(loss, ShardedSoftTripleLoss) else range(num_classes)
-    return value.item(), linear.weight.grad, loss.centers.grad, classes
+    return value.item(), gradient(linear), loss.centers.grad, classes
 
 
 def steps(case: str) -> list[tuple[float, Tensor, Tensor, range]]:
@@ -74,14 +80,14 @@ def test_value_and_gradients_are_those_of_one_process(workers: Workers, world_si
     for number, (k, dtype) in enumerate(VARIANTS):
         num_classes, _, inputs, labels = problem(case, world_size, dtype)
         loss, linear = softtriple(num_classes, k, dtype), encoder(dtype)
-        expected, by_weights = encode(linear, loss, inputs, labels)
+        expected, by_encoder = encode(linear, loss, inputs, labels)
         by_centers = loss.centers.grad
         assert by_centers is not None
         assert [label for of_rank in found for label in of_rank[number][3]] == list(range(num_classes))
         for of_rank in found:
-            value, found_by_weights, found_by_centers, classes = of_rank[number]
+            value, found_by_encoder, found_by_centers, classes = of_rank[number]
             assert value == pytest.approx(expected, rel=1e-10 if dtype is torch.float64 else 1e-5)
-            assert_close(found_by_weights, by_weights)
+            assert_close(found_by_encoder, by_encoder)
             assert_close(found_by_centers, by_centers[classes.start : classes.stop], size=by_centers.abs().max())
 
 
@@ -144,7 +150,7 @@ def replicated_step(name: str, dtype: torch.dtype) -> tuple[float, Tensor, list[
     model = dist.data_parallel(linear)
     value = loss(model(inputs[mine]), labels[mine])
     value.backward()
-    return value.item(), linear.weight.grad, [p.grad for p in loss.parameters()]
+    return value.item(), gradient(linear), [p.grad for p in loss.parameters()]
 
 
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"softtriple", "softmax-norm"}))
@@ -153,14 +159,29 @@ def test_every_other_loss_is_computed_on_the_whole_batch(workers: Workers, name:
     torch.manual_seed(0)
     loss, linear = build_loss(name, 11, DIM).double(), encoder(torch.float64)
     torch.manual_seed(1)
-    expected, by_weights = encode(linear, loss, inputs, labels)
+    expected, by_encoder = encode(linear, loss, inputs, labels)
     found = workers.run(3, replicated_step, name, torch.float64)
-    for value, by_encoder, by_parameters in found:
+    for value, found_by_encoder, by_parameters in found:
         assert value == pytest.approx(expected, rel=1e-10)
-        torch.testing.assert_close(by_encoder, by_weights, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(found_by_encoder, by_encoder, rtol=1e-10, atol=1e-10)
         # To the last bit: nothing brings replicated parameters together again.
         assert all(torch.equal(a, b) for a, b in zip(by_parameters, found[0][2], strict=True))
         torch.testing.assert_close(by_parameters, [p.grad for p in loss.parameters()], rtol=1e-10, atol=1e-10)
+
+
+def step_of_a_seed(seeds: list[int]) -> tuple[float, Tensor]:
+    torch.manual_seed(seeds[dist.rank()])
+    loss = shard(build_loss("proxy-nca", 3, DIM))
+    inputs, labels = crowd(torch.float32)
+    mine = dist.share(len(labels))
+    return loss(inputs[mine], labels[mine]).item(), loss.centers.detach()
+
+
+def test_replicated_losses_start_alike_whatever_the_seeds(workers: Workers) -> None:
+    (expected,) = workers.run(1, step_of_a_seed, [4])
+    for value, centers in workers.run(3, step_of_a_seed, [4, 5, 6]):
+        assert value == pytest.approx(expected[0])
+        assert torch.equal(centers, expected[1])
 
 
 def distinct(num_classes: int) -> Tensor:

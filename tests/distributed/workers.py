@@ -2,8 +2,10 @@
 
 import itertools
 import multiprocessing
+import os
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 import torch.distributed as torch_dist  # noqa: TID251
 
 LARGEST = 4
+TIMEOUT = timedelta(minutes=2)  # ranks that wait for each other fail a test, and do not hold up all others
 
 
 class Workers:
@@ -46,9 +49,12 @@ class Workers:
 
 def _serve(pipe: Connection) -> None:
     torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, whatever the host's name resolves to
     while True:
         function, arguments, store, rank, world_size = pipe.recv()
-        torch_dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+        torch_dist.init_process_group(
+            "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=TIMEOUT
+        )
         # A rank that is done at once would close its connections while another is still making them.
         torch_dist.barrier()
         try:

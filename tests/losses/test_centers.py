@@ -45,6 +45,21 @@ def test_count_does_not_depend_on_the_order_of_centers() -> None:
         assert (count_distinct(centers[:, order], 0.6) - found).abs().max() <= 1
 
 
+def test_counts_by_runs_of_classes_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    centers = torch.randn(50, 8, 3, generator=torch.Generator().manual_seed(1))
+    expected = count_distinct(centers, 0.6)
+    seen: list[int] = []
+
+    def watched(run: Tensor, tolerance: float) -> Tensor:
+        seen.append(len(run))
+        return merge_groups(run, tolerance)
+
+    monkeypatch.setattr("softtriple.losses.centers.merge_groups", watched)
+    monkeypatch.setattr("softtriple.losses.centers.AT_ONCE", 7 * 8 * 3)
+    assert torch.equal(count_distinct(centers, 0.6), expected)
+    assert seen == [7] * 7 + [1]
+
+
 def test_every_center_is_within_tolerance_of_the_one_that_stands_for_it() -> None:
     centers = F.normalize(torch.randn(40, 9, 3, generator=torch.Generator().manual_seed(2)), dim=-1)
     leader = merge_groups(centers, tolerance=0.7)

@@ -126,6 +126,30 @@ def test_plain_softmax_is_cross_entropy_of_products() -> None:
     torch.testing.assert_close(plain.predict(embeddings), (embeddings @ centers[:, 0].T).argmax(1))
 
 
+@pytest.mark.parametrize("at_once", [1, 100, 1000])
+def test_predictions_by_runs_of_classes_are_those_of_all(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    embeddings, _, centers = problem(3, 6, 50, 3, 8)
+    loss = loss_with(centers)
+    expected = loss.similarities(embeddings).argmax(dim=1)
+    sizes: list[int] = []
+
+    def watched(embeddings: Tensor, run: Tensor, gamma: float) -> Tensor:
+        sizes.append(len(run))
+        return soft_similarity(embeddings, run, gamma)
+
+    monkeypatch.setattr("softtriple.losses.softtriple.soft_similarity", watched)
+    monkeypatch.setattr("softtriple.losses.softtriple.AT_ONCE", at_once)
+    assert torch.equal(loss.predict(embeddings), expected)
+    assert sum(sizes) == 50
+    assert max(sizes) == {1: 1, 100: 5, 1000: 50}[at_once]
+
+
+def test_of_equally_similar_classes_the_first_is_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softtriple.losses.softtriple.AT_ONCE", 1)
+    loss = loss_with(torch.eye(3)[[1, 0, 1, 0, 2], None])
+    assert loss.predict(torch.eye(3)).tolist() == [1, 0, 4]
+
+
 def test_order_of_centers_and_of_classes_does_not_matter() -> None:
     embeddings, labels, centers = problem(4, 7, 6, 4, 5)
     value = loss_with(centers)(embeddings, labels)

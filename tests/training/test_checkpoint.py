@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from softtriple.losses import SoftTripleLoss, sample_classes
 from softtriple.training.checkpoint import KEEP, Position, load_checkpoint, read_state, save_checkpoint
+from softtriple.training.optim import RowAdam
+from softtriple.training.sharding import own_states
 
 
 def parts(width: int = 3) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
@@ -30,6 +33,17 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         fresh[0].weight.zero_()  # type: ignore[operator]
     assert load_checkpoint(tmp_path, *fresh) == Position(100_000, loss_sum=0.1)
     assert torch.equal(fresh[0].weight, encoder.weight)  # type: ignore[arg-type]
+
+
+def test_one_process_copies_no_rows_of_sampled_classes() -> None:
+    loss = sample_classes(SoftTripleLoss(6, 4, 2), 0.5)
+    optimizer = RowAdam(list(loss.parameters()))
+    loss(torch.randn(3, 4), torch.arange(3)).backward()
+    optimizer.step()
+    loss_state, optimizer_state = loss.state_dict(), optimizer.state_dict()
+    own_loss, own_optimizer = own_states(loss, optimizer, loss_state, optimizer_state)
+    assert own_loss["loss.centers"] is loss_state["loss.centers"]
+    assert own_optimizer["state"][0]["exp_avg"] is optimizer_state["state"][0]["exp_avg"]
 
 
 def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:

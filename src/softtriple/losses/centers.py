@@ -15,6 +15,9 @@ from softtriple.losses.checks import at_least_one, checked_embeddings, not_negat
 # force, so that merged centres tremble around each other by about a step of the optimiser and never coincide exactly.
 MERGED = 0.1
 
+# Numbers that are looked at in one go where all classes together would take too much memory.
+AT_ONCE = 1 << 22
+
 
 @dataclass(frozen=True)
 class MergedCenters:
@@ -79,9 +82,15 @@ def merge_groups(centers: Float[Tensor, "classes k dim"], tolerance: float) -> I
 
 
 def count_distinct(centers: Float[Tensor, "classes k dim"], tolerance: float) -> Int[Tensor, " classes"]:
-    """How many centres of each class are left when those within ``tolerance`` of each other merge."""
-    leader = merge_groups(F.normalize(centers, dim=-1), tolerance)
-    return (leader == torch.arange(centers.shape[1], device=centers.device)).sum(dim=-1)
+    """How many centres of each class are left when those within ``tolerance`` of each other merge.
+
+    In runs of classes, so that it takes no second copy of all centres.
+    """
+    _, k, dim = centers.shape
+    itself = torch.arange(k, device=centers.device)
+    runs = torch.split(centers, max(1, AT_ONCE // (k * dim)))
+    leaders = (merge_groups(F.normalize(run, dim=-1), tolerance) for run in runs)
+    return torch.cat([(leader == itself).sum(dim=-1) for leader in leaders])
 
 
 def merge(centers: Float[Tensor, "classes k dim"], gamma: float, tolerance: float) -> MergedCenters:

@@ -34,12 +34,13 @@ def shard(loss: nn.Module) -> nn.Module:
 
     SoftTriple and the normalised softmax leave their centres to the ``ShardedSoftTripleLoss`` that comes back. Made on
     the meta device (``with torch.device("meta")``), they never exist as a whole. Other losses come back as they are,
-    but gather the batch before they look at it.
+    with the parameters and buffers of the first rank, but gather the batch before they look at it.
     """
     if dist.world_size() == 1:
         return loss
     if isinstance(loss, SoftTripleLoss):
         return ShardedSoftTripleLoss(loss)
+    dist.sync_state(loss)
     loss.register_forward_pre_hook(_gather_inputs)
     return loss
 

@@ -26,6 +26,7 @@ from jaxtyping import Float, Int, Integer
 from torch import Tensor, nn
 
 from softtriple.losses.centers import (
+    AT_ONCE,
     MERGED,
     MergedCenters,
     centers_from_data,
@@ -156,13 +157,28 @@ class SoftTripleLoss(nn.Module):
     def similarities(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
         """Relaxed similarity S' of each embedding to each class: no margin, no scale."""
         embeddings = checked_embeddings(embeddings, self.centers, look_at_values=self.validate)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            centers = F.normalize(self.centers.to(embeddings.dtype), dim=-1)
-            return soft_similarity(F.normalize(embeddings, dim=-1), centers, self.gamma)
+        return self._similarities(embeddings, self.centers)
 
+    @torch.no_grad()
     def predict(self, embeddings: Float[Tensor, "batch dim"]) -> Int[Tensor, " batch"]:
-        """Most similar class of each embedding."""
-        return self.similarities(embeddings).argmax(dim=1)
+        """Most similar class of each embedding, the first of those equally similar; in memory for a run of classes."""
+        embeddings = checked_embeddings(embeddings, self.centers, look_at_values=self.validate)
+        num_classes, k, _ = self.centers.shape
+        size = max(1, AT_ONCE // max(1, k * len(embeddings)))
+        best = embeddings.new_full((len(embeddings),), -torch.inf)
+        found = torch.zeros_like(best, dtype=torch.int64)
+        for start in range(0, num_classes, size):
+            similarity, row = self._similarities(embeddings, self.centers[start : start + size]).max(dim=1)
+            found = torch.where(similarity > best, start + row, found)
+            best = torch.maximum(similarity, best)
+        return found
+
+    def _similarities(
+        self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
+    ) -> Float[Tensor, "batch classes"]:
+        with torch.autocast(embeddings.device.type, enabled=False):
+            centers = F.normalize(centers.to(embeddings.dtype), dim=-1)
+            return soft_similarity(F.normalize(embeddings, dim=-1), centers, self.gamma)
 
     @torch.no_grad()
     def distinct_centers(self, tolerance: float = MERGED) -> Int[Tensor, " classes"]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from softtriple import dist
+from softtriple.files import explained
 from softtriple.losses.sharded import ShardedSoftTripleLoss
 
 State = dict[str, Any]
@@ -24,16 +25,19 @@ def whole_states(loss: nn.Module, optimizer: torch.optim.Optimizer, folder: Path
     Where there are several ranks, the rows lie in files without a name in ``folder``, not in memory.
     """
     states = loss.state_dict(), optimizer.state_dict()
-    return _with_rows(loss, optimizer, states, lambda rows: dist.rows_on_main(rows, folder))
+    with explained(folder):
+        return _with_rows(loss, optimizer, states, lambda rows: dist.rows_on_main(rows, folder))
 
 
 def own_states(
     loss: nn.Module, optimizer: torch.optim.Optimizer, loss_state: State, optimizer_state: State
 ) -> tuple[State, State]:
-    """The part of whole states that belongs to this rank."""
+    """The part of whole states that belongs to this rank; in one process the states themselves."""
     shard = find_shard(loss)
-    classes = slice(None) if shard is None else slice(shard.classes.start, shard.classes.stop)
-    # Cloned, so that nothing refers to the whole, which may be a mapped file.
+    if shard is None or dist.world_size() == 1:
+        return loss_state, optimizer_state
+    classes = slice(shard.classes.start, shard.classes.stop)
+    # Cloned, so that nothing refers to the whole, which is a mapped file.
     return _with_rows(loss, optimizer, (loss_state, optimizer_state), lambda rows: rows[classes].clone())
 
 
