@@ -23,7 +23,7 @@ demo: $(VENV)/.core            ## the whole path on data that needs no download
 	$(BIN)/softtriple demo
 
 # Two workers with a thread each: on two cores that is faster than one with two, which mostly wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test: check                    ## everything CI runs
 	$(PYTEST)

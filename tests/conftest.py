@@ -2,11 +2,13 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 # The same examples in every run: what `make test` finds does not depend on luck. `make abuse` looks for new ones.
 settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
@@ -14,6 +16,20 @@ settings.register_profile(
     "abuse", max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("default")  # hypothesis takes another one where it sees the environment of a CI service
+
+
+class ByFile(LoadFileScheduling):
+    """A file at a time to each process, and all of tests/distributed to one: they share a pool of ranks."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = "tests/distributed"
+        return folder if nodeid.startswith(f"{folder}/") else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """How `-n` shares out the tests, whatever `--dist` says."""
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)
