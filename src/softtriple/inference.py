@@ -1,10 +1,10 @@
 """What one does with a trained run: evaluate it, embed with it, look at its centres."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from jaxtyping import Float
-from safetensors.torch import load_file
 from torch import Tensor
 
 from softtriple import dist
@@ -18,10 +18,11 @@ from softtriple.data import (
     write_vectors,
 )
 from softtriple.evaluation import Embeddings, evaluate
-from softtriple.experiment import embed_split, load_data
+from softtriple.experiment import accuracy, embed_split, load_data, read_loss
 from softtriple.feeds import Feed, Reading, pixel_feed
 from softtriple.metrics import Report
 from softtriple.models import Encoder, Preprocess
+from softtriple.models.weights import read_tensors
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
 
@@ -37,7 +38,9 @@ def evaluate_run(path: Path, data: Config | None, reporter: Reporter) -> Report:
     splits = [benchmark.test, *([benchmark.gallery] if benchmark.gallery is not None else [])]
     found = [embed_split(encoder, still_feed(encoder, split), benchmark, device, reporter) for split in splits]
     gallery = found[1] if len(found) > 1 else None
-    return evaluate(found[0], gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
+    report = evaluate(found[0], gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
+    names = encoder.class_names
+    return replace(report, accuracy=accuracy(found[0], names, lambda: read_loss(run, config, len(names))))
 
 
 def evaluate_file(path: Path) -> Report:
@@ -81,7 +84,7 @@ def read_centers(run: RunDir, encoder: Encoder) -> Float[Tensor, "classes k dim"
     """The centres that the loss of a run has learned, or None where it has none for its classes."""
     if not run.centers_file.is_file():
         return None
-    centers = load_file(run.centers_file).get("centers")
+    centers = read_tensors(run.centers_file).get("centers")
     if centers is None or centers.ndim != 3 or len(centers) != len(encoder.class_names):
         return None
     return centers.float()
