@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
+from softtriple import evaluation
 from softtriple.evaluation import Embeddings, evaluate
 from softtriple.metrics import Report
+from softtriple.search.knn import TopK
 
 
 def sample(count=300, num_classes=30, dim=16, noise=1.0, seed=0):
@@ -40,9 +42,10 @@ def by_the_book(queries, gallery, recall_at):
     return np.mean(rows, axis=0).tolist()
 
 
-@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
-def test_pytorch_metric_learning_agrees(noise):
-    data = sample(500, 40, noise=noise)
+# In 512 dimensions neighbours come from the tiles that ranks are counted in, as on Stanford Online Products.
+@pytest.mark.parametrize(("noise", "dim"), [(0.3, 16), (1.0, 16), (3.0, 16), (3.0, 512), (8.0, 512)])
+def test_pytorch_metric_learning_agrees(noise, dim):
+    data = sample(500, 40, dim, noise=noise)
     report = evaluate(data, kmeans_restarts=0, bootstrap=0)
     names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
     calculator = AccuracyCalculator(include=names, k="max_bin_count", device=torch.device("cpu"))
@@ -83,6 +86,33 @@ def test_a_small_budget_changes_no_number():
         report = evaluate(data, kmeans_restarts=0, memory_budget=budget)
         assert retrieval(report) == retrieval(expected)
         assert report.intervals == expected.intervals
+
+
+@pytest.mark.parametrize("budget", [1 << 16, 1 << 30])
+def test_one_large_class_burdens_no_query_of_another(monkeypatch, budget):
+    widths = []
+    search = TopK.search
+    monkeypatch.setattr(TopK, "search", lambda self: widths.append(self.values.shape) or search(self))
+    data = sample(300, 30, seed=3)
+    labels = data.labels.where(torch.arange(300) >= 120, 7)  # neither the first class nor the last
+    uneven = Embeddings(data.vectors, labels)
+    report = evaluate(uneven, kmeans_restarts=0, bootstrap=0, memory_budget=budget)
+    assert retrieval(report) == pytest.approx(by_the_book(uneven, None, (1, 2, 4, 8)), abs=1e-12)
+    assert list(report.recall_per_class) == sorted(report.recall_per_class, key=int)
+    assert sum(rows for rows, _ in widths) == 300
+    assert sum(rows for rows, width in widths if width > 40) == int((labels == 7).sum())
+
+
+def test_many_classes_take_one_run_of_kmeans(monkeypatch):
+    monkeypatch.setattr(evaluation, "_MANY_CLASSES", 20)
+    runs = evaluate(sample(), bootstrap=0).kmeans
+    assert runs is not None
+    assert (runs.restarts, runs.nmi_spread, runs.ami_spread) == (1, None, None)
+
+
+def test_one_class_has_no_intervals():
+    vectors = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    assert evaluate(Embeddings(vectors, torch.zeros(6, dtype=torch.int64))).intervals == {}
 
 
 def test_length_of_vectors_does_not_matter():
@@ -171,6 +201,7 @@ def test_double_and_half_precision_vectors_are_accepted():
         (lambda: Embeddings(torch.ones(0, 2), torch.zeros(0).long()), "vectors"),
         (lambda: Embeddings(torch.ones(3, 2), torch.zeros(2).long()), "labels: expected 3"),
         (lambda: Embeddings(torch.ones(3, 2), torch.zeros(3)), "labels: expected 3 integers"),
+        (lambda: Embeddings(torch.ones(3, 2), torch.zeros(3).bool()), "labels: expected 3 integers"),
         (lambda: Embeddings(torch.ones(3, 2), torch.zeros(3).long(), paths=("a",)), "paths: expected 3"),
         (lambda: Embeddings(torch.ones(3, 2), torch.tensor([0, 1, 2]), class_names=("a", "b")), "class_names: 2 names"),
         (lambda: evaluate(Embeddings(torch.ones(3, 2), torch.arange(3))), "no query has another item"),
