@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from softtriple.centers import count_centers, draw, text
+from softtriple.centers import CenterCounts, count_centers, draw, text
 from softtriple.config import Config
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.training.run import RunDir
@@ -35,6 +35,10 @@ def test_merged_centers_count_once(tmp_path: Path) -> None:
     told = text(counts).splitlines()
     assert told[1].split() == ["three", "3", "●●●"]
     assert told[-1] == "3 classes, 2.0 of 3 centres distinct on average: 3 in 1, 2 in 1, 1 in 1"
+
+
+def test_names_of_classes_are_plain() -> None:
+    assert text(CenterCounts({"red\x1b[31m\nline": 1}, 2)).splitlines()[1] == "red [31m line    1  ●"
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

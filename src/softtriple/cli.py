@@ -26,7 +26,7 @@ Data = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 StoreOption = Annotated[
-    str, typer.Option("--store", help="A folder, s3://bucket/path, or http://host:19530 of Milvus.", metavar="URI")
+    str, typer.Option("--store", help="A folder, s3://bucket/path, or http://host:19530/DB of Milvus.", metavar="URI")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, progress on standard error.")]
 Settings = Annotated[
@@ -44,7 +44,7 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        print(f"{_speaker()}: stopped", file=sys.stderr)  # noqa: T201
+        print(f"{_speaker()}: stopped", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, FloatingPointError, ImportError, MemoryError) as error:
         _fail(str(error) or "out of memory")
@@ -110,6 +110,12 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option("--data", help="Other data than the run was trained on.", metavar="DATA")
     ] = None,
+    gallery: Annotated[
+        Path | None, typer.Option("--gallery", help="Vectors that those of the file search.", metavar="FILE")
+    ] = None,
+    recall_at: Annotated[
+        str | None, typer.Option("--recall-at", help="The ks of Recall@k for a file.", metavar="1,2,4,8")
+    ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,12 +128,15 @@ def evaluate(
         raise typer.BadParameter("--data goes with a run directory", param_hint="--data")
     if settings and data is None:
         raise typer.BadParameter("--set goes with --data: how to read it", param_hint="--set")
+    if is_run and (gallery is not None or recall_at is not None):
+        raise typer.BadParameter("a run has those of its data", param_hint="--gallery, --recall-at")
     other = None if data is None else with_settings(Config(dataset=data), _about_data(settings))
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
-        report = (
-            inference.evaluate_run(Path(source), other, reporter) if is_run else inference.evaluate_file(Path(source))
-        )
+        if is_run:
+            report = inference.evaluate_run(Path(source), other, reporter)
+        else:
+            report = inference.evaluate_file(Path(source), gallery, inference.read_ranks(recall_at or "1,2,4,8"))
         if dist.is_main():
             _print_report(report, as_json)
 
@@ -154,10 +163,7 @@ def embed(
 @app.command()
 def demo(
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Where the runs and the report go; runs/demo, or the next free name.", metavar="DIR"
-        ),
+        Path | None, typer.Option("--out", help="Where it goes; runs/demo, or the next free name.", metavar="DIR")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -168,10 +174,10 @@ def demo(
     results, page = demonstration.run(out or demonstration.free_folder(), Reporter(), command=_command())
     if as_json:
         found = {name: json.loads(result.report.to_json()) for name, result in results.items()}
-        print(json.dumps({**found, "page": str(page)}))  # noqa: T201
+        print(json.dumps({**found, "page": str(page)}))
     else:
-        print(demonstration.table(results))  # noqa: T201
-        print(f"the report with pictures is in {page}")  # noqa: T201
+        print(demonstration.table(results))
+        print(f"the report with pictures is in {page}")
 
 
 @app.command()
@@ -211,7 +217,7 @@ def reproduce(
         reporter.note("stopped; the same command continues")
         raise
     files = [str(file) for file in made.files]
-    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")  # noqa: T201
+    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")
     reporter.note(f"\nwritten: {', '.join(files)}")
 
 
@@ -251,15 +257,14 @@ def index(
     if check:
         told["recall_at_10"] = catalog.check_recall(run, store, reporter)
     text = ", ".join(f"{name.replace('_', ' ')} {round(number, 4)}" for name, number in told.items())
-    print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")  # noqa: T201
+    print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")
 
 
 @app.command()
 def search(
     run: RunArgument,
     queries: Annotated[
-        list[str],
-        typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY..."),
+        list[str], typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY...")
     ],
     store: StoreOption,
     k: Annotated[int, typer.Option("-k", help="How many neighbours.", min=1, metavar="N")] = 10,
@@ -274,14 +279,8 @@ def search(
     from softtriple.progress import Reporter
 
     found = catalog.search(run, queries, store, Reporter(), k=k, classes=classes or [], exact=exact)
-    if as_json:
-        answers = [
-            {"query": query, "hits": [{**asdict(hit.item), "score": hit.score} for hit in hits]}
-            for query, hits in zip(queries, found, strict=True)
-        ]
-        print(json.dumps({"queries": answers}))  # noqa: T201
-    else:
-        print("\n\n".join(map(catalog.table, queries, found)))  # noqa: T201
+    tables = "\n\n".join(map(catalog.table, queries, found))
+    print(json.dumps(catalog.answers(queries, found)) if as_json else tables)
 
 
 @app.command()
@@ -297,7 +296,7 @@ def centers(
     if out is not None:
         counting.draw(counts, out)
     told = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}
-    print(json.dumps(told) if as_json else counting.text(counts))  # noqa: T201
+    print(json.dumps(told) if as_json else counting.text(counts))
 
 
 @app.command()
@@ -313,12 +312,12 @@ def export(
 
     made = export_encoder(Encoder.load(run), out, format)
     if as_json:
-        print(json.dumps({**made._asdict(), "file": str(made.file)}))  # noqa: T201
+        print(json.dumps({**made._asdict(), "file": str(made.file)}))
     else:
         opset = "" if made.opset is None else f", opset {made.opset}"
         taken = made.description["input"]
-        print(f"{made.file}: {made.format}{opset}; its vectors differ by {made.difference:.1g} at most")  # noqa: T201
-        print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")  # noqa: T201
+        print(f"{made.file}: {made.format}{opset}; its vectors differ by {made.difference:.1g} at most")
+        print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")
 
 
 @app.command()
@@ -351,7 +350,7 @@ def info(as_json: AsJson = False) -> None:
     from softtriple import about
 
     told = about.facts()
-    print(json.dumps(told) if as_json else about.text(told))  # noqa: T201
+    print(json.dumps(told) if as_json else about.text(told))
 
 
 def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
@@ -365,7 +364,7 @@ def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
 def _fail(reason: str) -> NoReturn:
     # One line, whatever is in the name of a file: line breaks, or what a terminal would obey.
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
-    print(f"{_speaker()}: {line}", file=sys.stderr)  # noqa: T201
+    print(f"{_speaker()}: {line}", file=sys.stderr)
     sys.exit(1)
 
 
@@ -390,7 +389,7 @@ def _on_error(choice: str | None) -> list[str]:
 def _print_report(report: "Report", as_json: bool, **more: str) -> None:
     from softtriple.metrics import format_table
 
-    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))  # noqa: T201
+    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))
 
 
 def _command() -> str:

@@ -236,6 +236,14 @@ def accuracy(found: Embeddings, trained: tuple[str, ...], get_loss: Callable[[],
     """Share of items whose most similar class is their own, by the loss that the first rank gets.
 
     None where there are classes that were not trained on, and for a loss that knows no similarity to a class.
+
+    Example:
+        >>> loss = LOSSES["softmax-norm"](num_classes=2, embedding_size=2)
+        >>> loss.centers = nn.Parameter(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+        >>> vectors = torch.tensor([[1.0, 0.1], [0.1, 1.0], [0.9, 1.0], [1.0, 0.9]])
+        >>> found = Embeddings(vectors, torch.tensor([0, 1, 1, 1]), class_names=("cat", "dog"))
+        >>> accuracy(found, ("cat", "dog"), lambda: loss)
+        0.75
     """
     number = {name: number for number, name in enumerate(trained)}
     expected = [number.get(found.class_name(label)) for label in found.labels.tolist()]
