@@ -1,6 +1,5 @@
 """Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
 
-import doctest
 import json
 import signal
 import subprocess
@@ -120,12 +119,6 @@ def test_a_run_is_evaluated_to_the_report_that_training_gave(vectors: str, tmp_p
     outcome = run(vectors, out, "data.split=instances", f"loss.name={loss}", "loss.centers_per_class=auto")
     assert (outcome.report.accuracy is None) == (loss == "semi-hard")
     assert replace(evaluate_run(out, None, QUIET), seconds=outcome.report.seconds) == outcome.report
-
-
-def test_the_example_of_accuracy() -> None:
-    result = doctest.testmod(experiment)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 def test_centers_of_another_run_are_refused(vectors: str, tmp_path: Path) -> None:
