@@ -20,6 +20,7 @@ from softtriple.models import Encoder
 from softtriple.pixels import decode_image
 from softtriple.progress import Reporter
 from softtriple.search import Hit, Item, nearest, open_store
+from softtriple.search.lance import LanceStore
 from softtriple.training.run import RunDir
 
 QUIET = Reporter(quiet=True)
@@ -114,12 +115,15 @@ def test_indexing_again_changes_nothing(vector_run: Path, vectors: Path, uri: st
     assert stored(vector_run, uri) == before
 
 
-def test_parts_and_deletion(vector_run: Path, vectors: Path, uri: str) -> None:
-    data = Config(dataset=str(vectors))
+def test_parts_and_deletion(vector_run: Path, vectors: Path, uri: str, monkeypatch) -> None:
+    data, indexed = Config(dataset=str(vectors)), []
     assert index_data(vector_run, data, uri, QUIET, part="test") == Indexed(30, 0, 0, items=30, classes=3)
     test = stored(vector_run, uri)
     assert index_data(vector_run, data, uri, QUIET) == Indexed(30, 0, 30, items=60, classes=6)
-    assert delete_data(vector_run, data, uri, QUIET, part="train") == 30
+    with monkeypatch.context() as patch:
+        patch.setattr(LanceStore, "build_index", lambda self: indexed.append(self.count()))
+        assert delete_data(vector_run, data, uri, QUIET, part="train") == 30
+    assert indexed == [30], "what is left is indexed anew"
     assert stored(vector_run, uri) == test
     assert delete_data(vector_run, data, uri, QUIET) == 30
     assert stored(vector_run, uri) == {}

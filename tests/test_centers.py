@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from softtriple.centers import count_centers, draw, text
+from softtriple.centers import CenterCounts, count_centers, draw, text
 from softtriple.config import Config
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.training.run import RunDir
@@ -43,6 +43,10 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"centers\.safetensors: not a readable safetensors file"):
         count_centers(run)
+
+
+def test_names_of_classes_are_plain() -> None:
+    assert text(CenterCounts({"red\x1b[31m\nline": 1}, 2)).splitlines()[1] == "red [31m line    1  ●"
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

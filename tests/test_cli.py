@@ -81,6 +81,13 @@ def test_train_evaluate_embed(softtriple, vectors: Path, tmp_path: Path) -> None
     assert "Recall@1" in from_file.out
     assert "60 queries of 6 classes" in from_file.out
 
+    across = softtriple("evaluate", tmp_path / "embedded.npz", "--gallery", tmp_path / "embedded.npz",
+                        "--recall-at", "1,60", "--json")  # fmt: skip
+    assert across.status == 0, across.err
+    assert json.loads(across.out)["recall"] == {"1": 1.0, "60": 1.0}, "every item finds itself"
+    for more in (["--recall-at", "1"], ["--gallery", tmp_path / "embedded.npz"]):
+        assert softtriple("evaluate", out, *more).status == 2, "a run has those of its data"
+
     # Their vectors are not those that the encoder takes.
     for arguments in (["embed", out, tmp_path / "embedded.npz", "--out", tmp_path / "twice.npz"],
                       ["evaluate", out, "--data", tmp_path / "embedded.npz"]):  # fmt: skip
@@ -213,6 +220,9 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "VECTORS", "--out", "RUN", "--dim", str(2**62)], "out of memory"),
         (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
         (["evaluate", "."], "not a run directory"),
+        (["evaluate", "VECTORS", "--recall-at", "1,ten"], "--recall-at 1,ten: give whole numbers"),
+        (["evaluate", "VECTORS", "--recall-at", "0"], "recall_at = (0,): give at least one rank"),
+        (["evaluate", "VECTORS", "--gallery", "nothing.npz"], "nothing.npz: no such file"),
         (["embed", "RUN", "VECTORS", "--out", "x.npz"], "no encoder here"),
     ],
 )

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
+from softtriple import evaluation
 from softtriple.evaluation import Embeddings, evaluate
 from softtriple.metrics import Report
 
@@ -40,9 +41,10 @@ def by_the_book(queries, gallery, recall_at):
     return np.mean(rows, axis=0).tolist()
 
 
-@pytest.mark.parametrize("noise", [0.3, 1.0, 3.0])
-def test_pytorch_metric_learning_agrees(noise):
-    data = sample(500, 40, noise=noise)
+# In 512 dimensions neighbours come from the tiles that ranks are counted in, as on Stanford Online Products.
+@pytest.mark.parametrize(("noise", "dim"), [(0.3, 16), (1.0, 16), (3.0, 16), (3.0, 512), (8.0, 512)])
+def test_pytorch_metric_learning_agrees(noise, dim):
+    data = sample(500, 40, dim, noise=noise)
     report = evaluate(data, kmeans_restarts=0, bootstrap=0)
     names = ("precision_at_1", "r_precision", "mean_average_precision_at_r")
     calculator = AccuracyCalculator(include=names, k="max_bin_count", device=torch.device("cpu"))
@@ -83,6 +85,18 @@ def test_a_small_budget_changes_no_number():
         report = evaluate(data, kmeans_restarts=0, memory_budget=budget)
         assert retrieval(report) == retrieval(expected)
         assert report.intervals == expected.intervals
+
+
+def test_many_classes_take_one_run_of_kmeans(monkeypatch):
+    monkeypatch.setattr(evaluation, "_MANY_CLASSES", 20)
+    runs = evaluate(sample(), bootstrap=0).kmeans
+    assert runs is not None
+    assert (runs.restarts, runs.nmi_spread, runs.ami_spread) == (1, None, None)
+
+
+def test_one_class_has_no_intervals():
+    vectors = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    assert evaluate(Embeddings(vectors, torch.zeros(6, dtype=torch.int64))).intervals == {}
 
 
 def test_length_of_vectors_does_not_matter():
@@ -171,6 +185,7 @@ def test_double_and_half_precision_vectors_are_accepted():
         (lambda: Embeddings(torch.ones(0, 2), torch.zeros(0).long()), "vectors"),
         (lambda: Embeddings(torch.ones(3, 2), torch.zeros(2).long()), "labels: expected 3"),
         (lambda: Embeddings(torch.ones(3, 2), torch.zeros(3)), "labels: expected 3 integers"),
+        (lambda: Embeddings(torch.ones(3, 2), torch.zeros(3).bool()), "labels: expected 3 integers"),
         (lambda: Embeddings(torch.ones(3, 2), torch.zeros(3).long(), paths=("a",)), "paths: expected 3"),
         (lambda: Embeddings(torch.ones(3, 2), torch.tensor([0, 1, 2]), class_names=("a", "b")), "class_names: 2 names"),
         (lambda: evaluate(Embeddings(torch.ones(3, 2), torch.arange(3))), "no query has another item"),

@@ -1,6 +1,7 @@
 """Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from softtriple import experiment
 from softtriple.choices import centers_for
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
 from softtriple.experiment import Outcome, load_data, train
 from softtriple.feeds import Reading, embed_feed, pixel_feed, trunk_feed
+from softtriple.inference import evaluate_run
 from softtriple.losses import LOSSES
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
@@ -125,6 +128,35 @@ def test_classes_split_by_instances_have_an_accuracy(vectors: str, tmp_path: Pat
     assert outcome.report.accuracy is not None
     assert outcome.report.accuracy > 0.8
     assert run(vectors, tmp_path / "by class").report.accuracy is None
+
+
+@pytest.mark.parametrize("loss", ["softtriple", "softmax", "semi-hard"])
+def test_a_run_is_evaluated_to_the_report_that_training_gave(vectors: str, tmp_path: Path, loss: str) -> None:
+    out = tmp_path / "run"
+    outcome = run(vectors, out, "data.split=instances", f"loss.name={loss}", "loss.centers_per_class=auto")
+    assert (outcome.report.accuracy is None) == (loss == "semi-hard")
+    assert replace(evaluate_run(out, None, QUIET), seconds=outcome.report.seconds) == outcome.report
+
+
+def test_centers_of_another_run_are_refused(vectors: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    outcome = run(vectors, out, "data.split=instances")
+    save_file({"centers": torch.ones(2, 2, 8)}, outcome.run.centers_file)
+    with pytest.raises(ValueError, match=r"centers.safetensors: not what the loss of the run has learned \(.*size"):
+        evaluate_run(out, None, QUIET)
+
+
+def test_epochs_are_measured_against_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, labels = clusters()
+    parts = [Split(Vectors(values[rows]), labels[rows]) for rows in np.split(np.arange(72), [36, 54])]
+    parts[2] = replace(parts[2], items=Vectors(-values[36:54]), labels=parts[1].labels)  # nothing is near its own class
+    names = tuple(map(str, range(6)))
+    drawn = Benchmark(name="drawn", class_names=names, train=parts[0], test=parts[1], gallery=parts[2])
+    monkeypatch.setattr(experiment, "load_benchmark", lambda name: drawn)
+    outcome = run("drawn", tmp_path / "run", "train.evaluate_every=1")
+    last = outcome.run.read_log()[-1]
+    assert last["test_recall@1"] == outcome.report.recall[1]
+    assert last["test_map_at_r"] == outcome.report.map_at_r
 
 
 def test_held_out_classes_are_not_trained_on(vectors: str, tmp_path: Path) -> None:

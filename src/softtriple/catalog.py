@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from softtriple.experiment import load_data
 from softtriple.feeds import embed_feed
 from softtriple.inference import still_feed
 from softtriple.models import Encoder
-from softtriple.progress import Reporter
+from softtriple.progress import Reporter, one_line
 from softtriple.search import Hit, Item, Store, nearest, open_store
 from softtriple.search.store import IndexKind
 from softtriple.training.run import RunDir
@@ -116,7 +116,9 @@ def delete_data(run: Path, data: Config, uri: str, reporter: Reporter, *, part: 
     """Remove the items that ``data`` names from the store; returns how many were there."""
     parts = _parts(load_data(data, reporter), part)
     with _opened(run, uri) as store:
-        return sum(store.delete(ids) for _, ids in parts)
+        deleted = sum(store.delete(ids) for _, ids in parts)
+        store.build_index()  # for what is left
+        return deleted
 
 
 def search(
@@ -162,15 +164,21 @@ def embed_queries(
 def table(query: str, hits: Sequence[Hit]) -> str:
     """What was found for ``query``, a line each: rank, score, class, and the path or text."""
     if not hits:
-        return f"{_one_line(query)}: nothing found"
-    names = [_one_line(hit.item.class_name) for hit in hits]
+        return f"{one_line(query)}: nothing found"
+    names = [one_line(hit.item.class_name) for hit in hits]
     width = max(len("class"), *map(len, names))
-    lines = [_one_line(query), f"rank   score  {'class':<{width}}  item"]
+    lines = [one_line(query), f"rank   score  {'class':<{width}}  item"]
     for rank, (hit, name) in enumerate(zip(hits, names, strict=True), start=1):
         source = hit.item.source
         shown = hit.item.id if source.startswith("data:") or not source else source
-        lines.append(f"{rank:>4}  {hit.score:>6.3f}  {name:<{width}}  {_one_line(shown)}")
+        lines.append(f"{rank:>4}  {hit.score:>6.3f}  {name:<{width}}  {one_line(shown)}")
     return "\n".join(lines)
+
+
+def answers(queries: Sequence[str], found: Sequence[Sequence[Hit]]) -> dict[str, Any]:
+    """What was found for each query, as JSON takes it."""
+    told = [[{**asdict(hit.item), "score": hit.score} for hit in hits] for hits in found]
+    return {"queries": [{"query": query, "hits": hits} for query, hits in zip(queries, told, strict=True)]}
 
 
 def check_recall(run: Path, uri: str, reporter: Reporter) -> float:
@@ -303,11 +311,6 @@ def _address(picture: np.ndarray) -> str:
     file = BytesIO()
     Image.fromarray(picture).save(file, format="PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _one_line(text: str) -> str:
-    """``text`` without line breaks, and without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _hash(content: bytes) -> str:

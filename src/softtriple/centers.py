@@ -8,6 +8,7 @@ from softtriple.inference import read_centers
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.models import Encoder
 from softtriple.papers.figures import draw_centers, png, svg
+from softtriple.progress import one_line
 from softtriple.training.run import RunDir
 
 
@@ -38,9 +39,10 @@ def count_centers(run: Path) -> CenterCounts:
 
 def text(counts: CenterCounts) -> str:
     """A line for each class, and how many classes have how many centres."""
-    width = max(len("class"), *map(len, counts.distinct))
+    shown = [(one_line(name), count) for name, count in counts.distinct.items()]
+    width = max(len("class"), *(len(name) for name, _ in shown))
     lines = [f"{'class':<{width}}  distinct centres"]
-    lines += [f"{name:<{width}}  {count:>3}  {'●' * count}" for name, count in counts.distinct.items()]
+    lines += [f"{name:<{width}}  {count:>3}  {'●' * count}" for name, count in shown]
     by_count = sorted(Counter(counts.distinct.values()).items(), reverse=True)
     shares = ", ".join(f"{count} in {classes}" for count, classes in by_count)
     lines.append(

@@ -28,7 +28,7 @@ Data = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
 StoreOption = Annotated[
-    str, typer.Option("--store", help="A folder, s3://bucket/path, or http://host:19530 of Milvus.", metavar="URI")
+    str, typer.Option("--store", help="A folder, s3://bucket/path, or http://host:19530/DB of Milvus.", metavar="URI")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, progress on standard error.")]
 Settings = Annotated[
@@ -113,6 +113,12 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option("--data", help="Other data than the run was trained on.", metavar="DATA")
     ] = None,
+    gallery: Annotated[
+        Path | None, typer.Option("--gallery", help="Vectors that those of the file search.", metavar="FILE")
+    ] = None,
+    recall_at: Annotated[
+        str | None, typer.Option("--recall-at", help="The ks of Recall@k for a file.", metavar="1,2,4,8")
+    ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
@@ -125,12 +131,15 @@ def evaluate(
         raise typer.BadParameter("--data goes with a run directory", param_hint="--data")
     if settings and data is None:
         raise typer.BadParameter("--set goes with --data: how to read it", param_hint="--set")
+    if is_run and (gallery is not None or recall_at is not None):
+        raise typer.BadParameter("a run has those of its data", param_hint="--gallery, --recall-at")
     other = None if data is None else _data_only(data, settings)
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
-        report = (
-            inference.evaluate_run(Path(source), other, reporter) if is_run else inference.evaluate_file(Path(source))
-        )
+        if is_run:
+            report = inference.evaluate_run(Path(source), other, reporter)
+        else:
+            report = inference.evaluate_file(Path(source), gallery, inference.read_ranks(recall_at or "1,2,4,8"))
         if dist.is_main():
             _print_report(report, as_json)
 
@@ -273,14 +282,8 @@ def search(
     from softtriple.progress import Reporter
 
     found = catalog.search(run, queries, store, Reporter(), k=k, classes=classes or [], exact=exact)
-    if as_json:
-        answers = [
-            {"query": query, "hits": [{**asdict(hit.item), "score": hit.score} for hit in hits]}
-            for query, hits in zip(queries, found, strict=True)
-        ]
-        print(json.dumps({"queries": answers}))
-    else:
-        print("\n\n".join(map(catalog.table, queries, found)))
+    tables = "\n\n".join(map(catalog.table, queries, found))
+    print(json.dumps(catalog.answers(queries, found)) if as_json else tables)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from softtriple.metrics.clustering import ami, kmeans, nmi
 from softtriple.metrics.ranks import ByClass, FirstHit
 from softtriple.metrics.report import KMeansRuns, Report
 from softtriple.metrics.retrieval import average_precision_at_r, r_precision_per_query
-from softtriple.search.knn import SPARE, TopK
+from softtriple.search.knn import SPARE, TopK, query_blocks
 from softtriple.similarity import Tile, tiles
 
 # Beyond so many classes an iteration of k-means takes seconds, and runs differ little, because what is chance in one
@@ -44,7 +44,7 @@ class Embeddings:
         if vectors.ndim != 2 or not vectors.is_floating_point() or vectors.numel() == 0:
             shape = tuple(vectors.shape)
             raise ValueError(f"vectors: expected rows of floating-point numbers, got {shape} {vectors.dtype}")
-        if labels.shape != vectors.shape[:1] or labels.is_floating_point():
+        if labels.shape != vectors.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
             shape = tuple(labels.shape)
             raise ValueError(f"labels: expected {len(vectors)} integers, one a vector, got {shape} {labels.dtype}")
         if self.paths is not None and len(self.paths) != len(vectors):
@@ -77,7 +77,7 @@ def evaluate(
     """Every metric of `Report` for ``embeddings`` searched among themselves, or in ``gallery``.
 
     ``kmeans_restarts`` is 5, or 1 beyond a thousand classes, unless given; 0 leaves out NMI and AMI. ``bootstrap`` is
-    the number of resamples for the intervals; 0 leaves them out. Working memory stays within about
+    the number of resamples for the intervals; 0, or a single class, leaves them out. Working memory stays within about
     ``memory_budget`` bytes, besides one unit-length copy of the vectors. ``seed`` fixes k-means and bootstrap.
 
     Over several ranks each has all vectors and calls it; they share the work, and all have the report of one process.
@@ -113,7 +113,8 @@ def evaluate(
         runs = _cluster(queries, num_classes, kmeans_restarts, seed) if kmeans_restarts else None
     with _timed(seconds, "intervals"):
         columns = torch.stack(list(values.values()), dim=1)
-        intervals = class_intervals(columns, labels, resamples=bootstrap, seed=seed) if bootstrap else []
+        several = bootstrap and len(torch.unique(labels)) > 1  # one class says nothing of how classes differ
+        intervals = class_intervals(columns, labels, resamples=bootstrap, seed=seed) if several else []
     return Report(
         recall={k: means[f"recall@{k}"] for k in sorted(set(recall_at))},
         precision_at_1=means["precision_at_1"],
@@ -146,11 +147,7 @@ def _rank(queries: ByClass, gallery: ByClass | None, memory_budget: int) -> _Ran
     items = queries if gallery is None else gallery
     first, last = (torch.searchsorted(items.labels, queries.labels, right=right) for right in (False, True))
     positives = last - first - (1 if gallery is None else 0)
-    # While candidates are sorted and scored, each takes about 100 bytes. Classes can be so large that those of all
-    # queries together do not fit; then a block of queries at a time is searched for its neighbours.
-    block = max(1, memory_budget // (2 * 100 * (int(positives.amax()) + SPARE)))
     own = dist.share(len(positives))  # each rank finds the neighbours of its queries, and counts in its tiles
-    blocks = [slice(start, min(start + block, own.stop)) for start in range(own.start, own.stop, block)]
 
     def top_k(part: slice) -> TopK:
         self_at = part.start if gallery is None else None
@@ -160,8 +157,10 @@ def _rank(queries: ByClass, gallery: ByClass | None, memory_budget: int) -> _Ran
     first_hit = FirstHit(queries, gallery, memory_budget)
     # Neighbours from the tiles of the rank count save products of their own but select more slowly than faiss. That
     # pays in 512 dimensions up to about 60 candidates, in 128 for a handful at most, and in 64 never.
+    deepest = int(positives.amax())
+    blocks = [_shifted(block, own.start) for block in query_blocks(len(positives[own]), deepest, memory_budget)]
     alone = dist.world_size() == 1
-    shares = alone and len(blocks) == 1 and 16 * (int(positives.amax()) + SPARE) <= items.vectors.shape[1]
+    shares = alone and len(blocks) == 1 and 16 * (deepest + SPARE) <= items.vectors.shape[1]
     shared = top_k(blocks[0]) if shares else None
     for tile in _own_tiles(queries.vectors, None if gallery is None else gallery.vectors, memory_budget // 2):
         first_hit.update(tile)
@@ -171,8 +170,7 @@ def _rank(queries: ByClass, gallery: ByClass | None, memory_budget: int) -> _Ran
     dist.sum_(first_hit.before)
 
     labels_by_row = items.unsort(items.labels)
-    nothing = torch.empty(0, dtype=torch.float64, device=positives.device)
-    r_precision, average_precision = [nothing], [nothing]
+    r_precision, average_precision = [], []
     for part in blocks:
         top = shared
         if top is None:
@@ -233,8 +231,8 @@ def _cluster(items: ByClass, num_clusters: int, restarts: int, seed: int) -> _Cl
         seed=seed,
         restarts=restarts,
         objective=objectives[best],
-        nmi_spread=max(nmis) - min(nmis),
-        ami_spread=max(amis) - min(amis),
+        nmi_spread=max(nmis) - min(nmis) if restarts > 1 else None,
+        ami_spread=max(amis) - min(amis) if restarts > 1 else None,
     )
     return _Clusters(nmis[best], amis[best], summary)
 

@@ -1,5 +1,6 @@
 """The one place that knows everything: a configuration becomes data, encoder, loss, optimiser, a run, a report."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from softtriple.files import appearing_file, explained, write_whole
 from softtriple.losses import LOSSES, SoftTripleLoss, build_loss, sample_classes, shard
 from softtriple.metrics import Report
 from softtriple.models import Encoder, EncoderConfig, Preprocess
-from softtriple.models.weights import write_tensors
+from softtriple.models.weights import read_tensors, write_tensors
 from softtriple.progress import Reporter
 from softtriple.training.embedding import embed_together
 from softtriple.training.fit import fit, summary_writer
@@ -84,11 +85,16 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
         if config.model.head_init == "pca":
             encoder.initialize_head_from_pca(_features(encoder, training, device))
 
+        def embedded(split: Split) -> Embeddings:
+            return embed_split(encoder, feeds.still(split), benchmark, device, reporter)
+
         def check() -> dict[str, float]:
             # On the test classes only to look at them, never to choose by: that is what held-out classes are for.
-            name, split = ("test", benchmark.test) if held_out is None else ("validation", held_out)
-            found = embed_split(encoder, feeds.still(split), benchmark, device, reporter)
-            report = evaluate(found, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
+            name, split, gallery = "test", benchmark.test, benchmark.gallery
+            if held_out is not None:
+                name, split, gallery = "validation", held_out, None
+            found, items = embedded(split), None if gallery is None else embedded(gallery)
+            report = evaluate(found, gallery=items, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
             return {f"{name}_recall@1": report.recall[1], f"{name}_map_at_r": report.map_at_r}
 
         fit(config, run, encoder, loss, training, check, device, reporter)
@@ -97,17 +103,14 @@ def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = Fal
             encoder.save(run.encoder)
             _save_centers(loss, run)
 
-        test = embed_split(encoder, feeds.still(benchmark.test), benchmark, device, reporter)
-        gallery = None
-        if benchmark.gallery is not None:
-            gallery = embed_split(encoder, feeds.still(benchmark.gallery), benchmark, device, reporter)
+        test = embedded(benchmark.test)
+        gallery = None if benchmark.gallery is None else embedded(benchmark.gallery)
         report = evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
-        report = replace(report, accuracy=dist.from_main(lambda: _accuracy(loss, test, encoder.class_names)))
+        report = replace(report, accuracy=accuracy(test, encoder.class_names, lambda: loss))
         _write(run.report_file, report)
         validation = None
         if held_out is not None:
-            found = embed_split(encoder, feeds.still(held_out), benchmark, device, reporter)
-            validation = evaluate(found, recall_at=benchmark.recall_at, seed=config.train.seed)
+            validation = evaluate(embedded(held_out), recall_at=benchmark.recall_at, seed=config.train.seed)
             _write(run.path / "validation.json", validation)
         numbered = replace(benchmark.train.take(learned), labels=labels)
         return Outcome(run, config, benchmark, numbered, encoder, loss, test, report, validation)
@@ -239,17 +242,46 @@ def embed_split(
     return Embeddings(vectors, torch.from_numpy(feed.labels), class_names=benchmark.class_names)
 
 
-def _accuracy(loss: nn.Module, found: Embeddings, trained: tuple[str, ...]) -> float | None:
-    """Share of items whose most similar class is their own; None where there are classes that were not trained on."""
+def accuracy(found: Embeddings, trained: tuple[str, ...], get_loss: Callable[[], nn.Module]) -> float | None:
+    """Share of items whose most similar class is their own, by the loss that the first rank gets.
+
+    None where there are classes that were not trained on, and for a loss that knows no similarity to a class.
+
+    Example:
+        >>> loss = LOSSES["softmax-norm"](num_classes=2, embedding_size=2)
+        >>> loss.centers = nn.Parameter(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+        >>> vectors = torch.tensor([[1.0, 0.1], [0.1, 1.0], [0.9, 1.0], [1.0, 0.9]])
+        >>> found = Embeddings(vectors, torch.tensor([0, 1, 1, 1]), class_names=("cat", "dog"))
+        >>> accuracy(found, ("cat", "dog"), lambda: loss)
+        0.75
+    """
     number = {name: number for number, name in enumerate(trained)}
     expected = [number.get(found.class_name(label)) for label in found.labels.tolist()]
+    if None in expected:
+        return None
+    return dist.from_main(lambda: _share_predicted(get_loss(), found.vectors, torch.tensor(expected)))
+
+
+def read_loss(run: RunDir, config: Config, num_classes: int) -> nn.Module:
+    """The loss as ``train`` left it in a run."""
+    loss = _build_loss(config, num_classes)
+    state = read_tensors(run.centers_file) if run.centers_file.is_file() else {}
+    try:
+        loss.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{run.centers_file}: not what the loss of the run has learned ({reason})") from error
+    return loss
+
+
+def _share_predicted(loss: nn.Module, vectors: Tensor, expected: Tensor) -> float | None:
     predict = getattr(loss, "predict", None)
-    if predict is None or None in expected:
+    if predict is None:
         return None
     device = next(loss.parameters()).device
     with torch.no_grad():
-        predicted = torch.cat([predict(part.to(device)).cpu() for part in torch.split(found.vectors, 1024)])
-    return float((predicted == torch.tensor(expected)).double().mean())
+        predicted = torch.cat([predict(part.to(device)).cpu() for part in torch.split(vectors, 1024)])
+    return float((predicted == expected).double().mean())
 
 
 def _readable(split: Split, reporter: Reporter) -> Split:

@@ -1,5 +1,7 @@
 """What one does with a trained run: evaluate it, embed with it, look at its centres."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,7 @@ from softtriple.data import (
     write_vectors,
 )
 from softtriple.evaluation import Embeddings, evaluate
-from softtriple.experiment import embed_split, load_data
+from softtriple.experiment import accuracy, embed_split, load_data, read_loss
 from softtriple.feeds import Feed, Reading, pixel_feed
 from softtriple.files import explained
 from softtriple.metrics import Report
@@ -40,14 +42,30 @@ def evaluate_run(path: Path, data: Config | None, reporter: Reporter) -> Report:
     splits = [benchmark.test, *([benchmark.gallery] if benchmark.gallery is not None else [])]
     found = [embed_split(encoder, still_feed(encoder, split), benchmark, device, reporter) for split in splits]
     gallery = found[1] if len(found) > 1 else None
-    return evaluate(found[0], gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
+    report = evaluate(found[0], gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
+    names = encoder.class_names
+    return replace(report, accuracy=accuracy(found[0], names, lambda: read_loss(run, config, len(names))))
 
 
-def evaluate_file(path: Path) -> Report:
-    """The report of vectors and labels in a .npz or .parquet file."""
-    found = read_vectors(path)
-    vectors, labels = torch.from_numpy(found.vectors), torch.from_numpy(found.labels)
-    return evaluate(Embeddings(vectors, labels, class_names=found.class_names or ()))
+def evaluate_file(path: Path, gallery: Path | None = None, recall_at: Sequence[int] = (1, 2, 4, 8)) -> Report:
+    """The report of vectors and labels in a .npz or .parquet file, searched among themselves or in another file."""
+    found, items = _read_embeddings(path), None if gallery is None else _read_embeddings(gallery)
+    if items is not None and found.class_names != items.class_names:
+        raise ValueError(f"{gallery}: its class_names are not those of {path}, so that labels mean other classes")
+    return evaluate(found, gallery=items, recall_at=recall_at)
+
+
+def read_ranks(text: str) -> tuple[int, ...]:
+    """The ks of Recall@k, as a person writes them.
+
+    Example:
+        >>> read_ranks("1,10,100")
+        (1, 10, 100)
+    """
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise ValueError(f"--recall-at {text}: give whole numbers, such as 1,10,100") from None
 
 
 def embed_data(path: Path, data: Config, out: Path, reporter: Reporter) -> int:
@@ -73,6 +91,12 @@ def embed_data(path: Path, data: Config, out: Path, reporter: Reporter) -> int:
         )
         write_vectors(out, content)
     return len(labels)
+
+
+def _read_embeddings(path: Path) -> Embeddings:
+    found = read_vectors(path)
+    vectors, labels = torch.from_numpy(found.vectors), torch.from_numpy(found.labels)
+    return Embeddings(vectors, labels, class_names=found.class_names or ())
 
 
 def still_feed(encoder: Encoder, split: Split) -> Feed:

@@ -72,6 +72,11 @@ class Reporter:
         return update
 
 
+def one_line(text: str) -> str:
+    """``text`` without line breaks, and without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 def duration(seconds: float) -> str:
     """A length of time as a person says it.
 

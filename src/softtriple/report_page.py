@@ -171,9 +171,9 @@ def _uncertainty(report: Report, name: str) -> str:
     if name in report.intervals:
         low, high = report.intervals[name]
         return f"{_percent(low)} to {_percent(high)}"
-    if name in ("nmi", "ami") and report.kmeans is not None and report.kmeans.restarts > 1:
+    if name in ("nmi", "ami") and report.kmeans is not None:
         spread = report.kmeans.nmi_spread if name == "nmi" else report.kmeans.ami_spread
-        return f"spread {_percent(spread)}"
+        return "" if spread is None else f"spread {_percent(spread)}"
     return ""
 
 

@@ -10,6 +10,7 @@ Processors with bfloat16 instructions multiply such numbers twice as fast or mor
 `exact_pairs`, so they suit readers with one threshold a row (`coarse_pays`, ``coarse=True``).
 """
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -158,7 +159,10 @@ def _hide_self(values: Float[Tensor, "rows cols"], offset: int) -> None:
 
 def _largest_norm(vectors: Float[Tensor, "rows dim"]) -> float:
     """An upper bound of the lengths of the rows, float32's own error included."""
-    return 1.01 * float(torch.linalg.vector_norm(vectors, dim=1).amax()) if len(vectors) else 0.0
+    largest = float(torch.linalg.vector_norm(vectors, dim=1).amax()) if len(vectors) else 0.0
+    if not math.isfinite(largest):
+        raise ValueError("vectors hold NaN or infinite numbers, or are too long: bring them to unit length")
+    return 1.01 * largest
 
 
 def _slices(start: int, stop: int, step: int) -> Iterator[slice]:

@@ -36,6 +36,17 @@ def test_columns_are_independent_and_the_seed_decides():
     assert together != class_intervals(values, labels, resamples=100, seed=6)
 
 
+def test_intervals_are_those_of_samples_drawn_one_by_one():
+    torch.manual_seed(0)
+    values, labels = torch.rand(3000, 2).double(), torch.arange(3000) // 2
+    random, means = np.random.default_rng(3), []
+    for _ in range(1000):  # more than are drawn at a time
+        drawn = torch.from_numpy(random.integers(1500, size=1500))
+        means.append(torch.cat([values[0::2][drawn], values[1::2][drawn]]).mean(dim=0).numpy())
+    expected = np.quantile(means, [0.025, 0.975], axis=0).T
+    np.testing.assert_allclose(class_intervals(values, labels, seed=3), expected, rtol=1e-12)
+
+
 def test_equal_values_have_no_width():
     assert class_intervals(torch.full((6, 1), 0.25), torch.tensor([0, 0, 0, 1, 2, 2])) == [(0.25, 0.25)]
 

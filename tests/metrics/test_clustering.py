@@ -66,6 +66,13 @@ def test_objective_is_that_of_the_clusters():
     assert float((vectors - means[clusters]).square().sum()) == pytest.approx(objective, rel=1e-4)
 
 
+def test_ends_where_means_alone_gain_nothing():
+    vectors, _ = blobs(600, 120, 32, 1.2)
+    clusters, objective = kmeans(vectors, 120, iterations=200, tolerance=0.0)
+    means = torch.stack([vectors[clusters == c].mean(dim=0) for c in clusters.unique()])
+    assert float(torch.cdist(vectors, means).amin(dim=1).square().sum()) == pytest.approx(objective, rel=1e-5)
+
+
 def test_well_separated_classes_are_found():
     vectors, labels = blobs(400, 20, 32, 0.05)
     best = min((kmeans(vectors, 20, seed=seed) for seed in range(5)), key=lambda run: run.objective)

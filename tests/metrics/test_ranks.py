@@ -105,6 +105,13 @@ def test_single_items_have_no_rank():
     assert first_hit_ranks(items, torch.arange(5)).tolist() == [0] * 5
 
 
+def test_vectors_that_are_no_numbers_are_refused():
+    items, labels = crowded(5, 4, 5, 2, 0)
+    items[3, 1] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinite numbers"):
+        first_hit_ranks(items, labels)
+
+
 def test_gallery_needs_labels():
     with pytest.raises(ValueError, match="gallery_labels"):
         first_hit_ranks(torch.ones(2, 2), torch.ones(2).long(), gallery=torch.ones(2, 2))

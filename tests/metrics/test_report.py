@@ -45,11 +45,27 @@ def test_json_has_the_documented_fields():
         (json.dumps({**json.loads(REPORT.to_json()), "mapr": 1}), "unknown 'mapr'"),
         (json.dumps({"recall": {"1": 0.5}}), "no 'map_at_r'"),
         ("[1]", "JSON object"),
+        *(
+            (json.dumps({**json.loads(REPORT.to_json()), name: value}), "recall, intervals or kmeans is not as")
+            for name, value in [
+                ("recall", [0.5]),
+                ("recall", {"one": 0.5}),
+                ("intervals", {"recall@1": 0.5}),
+                ("kmeans", {"seed": 0}),
+                ("kmeans", 3),
+            ]
+        ),
     ],
 )
 def test_other_json_is_refused_by_name(text, message):
     with pytest.raises(ValueError, match=message):
         Report.from_json(text)
+
+
+def test_a_single_run_of_kmeans_has_no_spread():
+    alone = replace(REPORT, kmeans=KMeansRuns(seed=4, restarts=1, objective=1.5, nmi_spread=None, ami_spread=None))
+    assert Report.from_json(alone.to_json()) == alone
+    assert format_table(alone).endswith("k-means: one run from seed 4")
 
 
 def test_table_says_what_was_left_out():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from softtriple.config import Config, with_settings
-from softtriple.papers.runs import Measured, Study, differences, lacking_notes, measure, nothing_ran, select
+from softtriple.papers.runs import Measured, Study, differences, lacking_notes, measure, nothing_ran, report_of, select
 from softtriple.progress import Reporter
 
 ROWS = {"a_64": Config(), "b_64": Config(), "c_64": Config()}
@@ -51,6 +51,16 @@ def test_a_row_that_fails_leaves_the_others(tmp_path: Path) -> None:
     assert found["a_64"] == found["c_64"] == Measured((0, 1, 2))
     assert found["b_64"] == Measured((0,), "the loss became nan")
     assert nothing_ran(found) == ""
+
+
+def test_a_report_that_is_none_is_named(tmp_path: Path) -> None:
+    run = study(tmp_path).run_dir("a_64", 0)
+    run.path.mkdir(parents=True)
+    config = with_settings(Config(), ["dataset=digits"])
+    run.write_config(config)
+    run.report_file.write_text("{}")
+    with pytest.raises(ValueError, match=r"report.json: report: no 'map_at_r'"):
+        report_of(config, run, Reporter(quiet=True))
 
 
 def test_errors_of_ours_are_not_hidden(tmp_path: Path) -> None:

@@ -97,6 +97,32 @@ def test_result_does_not_depend_on_the_memory_budget():
         assert found.scores.equal(expected.scores)
 
 
+def test_candidates_stay_within_the_memory_budget(monkeypatch):
+    kept = []
+
+    def search(self):
+        kept.append(self.values.numel())
+        search_by_tiles(self)
+
+    monkeypatch.setattr(TopK, "search", search)
+    items = crowded(150, 8, 100, 0)
+    budget = 100 * 1000
+    found = nearest(items, items, 50, exclude_self=True, memory_budget=budget)
+    assert found.rows.equal(by_the_book(items, items, 50, exclude_self=True))
+    assert max(kept) * knn.CANDIDATE_BYTES <= budget / 2
+    assert sum(kept) == 150 * 53
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+@pytest.mark.parametrize("k", [1, 4])
+def test_vectors_that_are_no_numbers_are_refused(wrong, k):
+    items = torch.eye(4)
+    broken = torch.tensor([[wrong, 0.0, 0.0, 0.0]])
+    for queries, gallery in ((broken, items), (items, torch.cat([items, broken]))):
+        with pytest.raises(ValueError, match="NaN or infinite numbers"):
+            nearest(queries, gallery, k)
+
+
 def test_scores_are_cosines_best_first():
     items, queries = crowded(40, 8, 40, 0), crowded(7, 8, 7, 1)
     rows, scores = nearest(queries, items, 5)

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from pymilvus import MilvusException
 
-from softtriple.search import Hit, Item, Store, lance, nearest, open_store, store
+from softtriple.search import Hit, Item, Store, lance, milvus, nearest, open_store, store
 
 DIM = 12
 # Names that mean something in SQL, in Milvus' expressions, in Python or in JSON.
@@ -193,6 +194,25 @@ def test_only_an_approximate_index_misses_neighbors(tmp_path: Path) -> None:
     assert 0.5 < np.mean(shares) < 1
 
 
+def share_found(opened: Store, queries: np.ndarray) -> float:
+    pairs = zip(opened.search(queries, 10), opened.search(queries, 10, exact=True), strict=True)
+    return float(np.mean([len(set(some) & set(every)) / len(every) for some, every in pairs]))
+
+
+def test_as_many_cells_are_searched_as_the_store_of_now_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lance, "FRESH", timedelta(0))
+    uri = str(tmp_path / "store")
+    reader = open_store(uri, fingerprint="abc", dim=DIM, create=True)  # before anything is in it
+    writer = open_store(uri, fingerprint="abc")
+    items, vectors, queries = some_items(6000), unit(6000), unit(40, seed=1)
+    writer.put(items, vectors)
+    writer.build_index("approximate")
+    assert share_found(reader, queries) == share_found(writer, queries) > 0.6
+    writer.delete([item.id for item in items[800:]])
+    writer.build_index("approximate")
+    assert share_found(reader, queries) > 0.6
+
+
 def test_an_open_store_sees_what_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lance, "FRESH", timedelta(0))
     uri = str(tmp_path / "store")
@@ -299,6 +319,53 @@ def test_a_store_that_is_not_there(uri: str) -> None:
 def test_a_folder_without_a_store(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no store here"):
         open_store(str(tmp_path), fingerprint="abc")
+
+
+@pytest.mark.parametrize("create", [False, True])
+def test_a_file_is_no_store(tmp_path: Path, create: bool, caplog: pytest.LogCaptureFixture) -> None:
+    for name, sentence in (("notes.txt", "a store is a folder, and this is a file"), ("notes.db", "no Milvus answers")):
+        file = tmp_path / name
+        file.write_text("something else")
+        with pytest.raises(OSError, match=f"{name}: {sentence}"):
+            open_store(str(file), fingerprint="abc", dim=DIM, create=create)
+        assert file.read_text() == "something else"
+    assert not caplog.records, "a failure is told once"
+
+
+@pytest.mark.parametrize(
+    ("uri", "database"),
+    [
+        ("folder", "lance"),
+        ("s3://bucket/x.db", "lance"),
+        ("x.db", "milvus"),
+        ("http://host:19530/birds", "milvus"),
+        ("https://host", "milvus"),
+    ],
+)
+def test_the_address_decides_between_the_databases(monkeypatch: pytest.MonkeyPatch, uri: str, database: str) -> None:
+    def refuse(*_: object) -> None:
+        raise FileNotFoundError(database)
+
+    for name in ("lance", "milvus"):
+        monkeypatch.setattr(store, f"_open_{name}", None)
+    monkeypatch.setattr(store, f"_open_{database}", refuse)
+    with pytest.raises(FileNotFoundError, match=database):
+        open_store(uri, fingerprint="abc")
+
+
+def test_the_token_of_the_environment_reaches_milvus(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def client(uri: str, **given: object) -> None:
+        asked.append((uri, given["token"]))
+        raise MilvusException(message="not today")
+
+    monkeypatch.setattr(milvus, "MilvusClient", client)
+    for token in ("", "user:secret"):
+        monkeypatch.setenv("SOFTTRIPLE_MILVUS_TOKEN", token)
+        with pytest.raises(OSError, match=r"birds: no Milvus answers here \(not today\)"):
+            open_store("http://host:19530/birds", fingerprint="abc")
+    assert asked == [("http://host:19530/birds", ""), ("http://host:19530/birds", "user:secret")]
 
 
 def test_an_address_that_no_store_has() -> None:

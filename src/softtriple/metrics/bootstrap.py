@@ -1,5 +1,7 @@
 """Confidence intervals by bootstrap over classes."""
 
+from collections.abc import Iterator
+
 import numpy as np
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
@@ -29,24 +31,22 @@ def class_intervals(
         raise ValueError(f"level = {level}: choose a share between 0 and 1")
     _, classes = np.unique(labels.cpu().numpy(), return_inverse=True)
     num_classes = int(classes.max()) + 1
-    sizes = np.bincount(classes).astype(np.float64)
-    columns = values.double().cpu().numpy().T
-    sums = np.stack([np.bincount(classes, weights=column).astype(np.float64) for column in columns], axis=1)
-    means = _resampled_means(sums, sizes, num_classes, resamples, np.random.default_rng(seed))
+    columns = [*values.double().cpu().numpy().T, np.ones(len(classes))]
+    # The last column are the sizes.
+    sums = np.stack([np.bincount(classes, weights=column) for column in columns], axis=1)
+    totals = np.concatenate([times @ sums for times in _resampled(num_classes, resamples, seed)])
+    means = totals[:, :-1] / totals[:, -1:]
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail], axis=0)
     return [(float(a), float(b)) for a, b in zip(low, high, strict=True)]
 
 
-def _resampled_means(
-    sums: NDArray[np.float64],
-    sizes: NDArray[np.float64],
-    num_classes: int,
-    resamples: int,
-    random: np.random.Generator,
-) -> NDArray[np.float64]:
-    means = np.empty((resamples, sums.shape[1]))
-    for row in means:
-        times = np.bincount(random.integers(num_classes, size=num_classes), minlength=num_classes)
-        row[:] = times @ sums / (times @ sizes)
-    return means
+def _resampled(num_classes: int, resamples: int, seed: int) -> Iterator[NDArray[np.float64]]:
+    """How often each sample has each class, some samples at a time."""
+    random = np.random.default_rng(seed)
+    some = max(1, (1 << 20) // num_classes)  # eight megabytes of them
+    for start in range(0, resamples, some):
+        rows = min(some, resamples - start)
+        drawn = random.integers(num_classes, size=(rows, num_classes)) + num_classes * np.arange(rows)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=rows * num_classes)
+        yield times.reshape(rows, num_classes).astype(np.float64)

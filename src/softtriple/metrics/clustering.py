@@ -43,19 +43,29 @@ def kmeans(
 ) -> Clustering:
     """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from a spread start.
 
-    It stops after ``iterations``, or after one that lowers the objective by less than the share ``tolerance``.
+    It stops after ``iterations``, or after one of means alone that lowers the objective by less than the share
+    ``tolerance``.
     """
     if not 1 <= num_clusters <= len(vectors):
         raise ValueError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
     items = vectors.detach().float().cpu().contiguous()
     served = _spread_start(items, num_clusters, np.random.default_rng(seed))
+    relocates = True
     for _ in range(iterations):
-        better = _assign(items, _move_centers(items, served, num_clusters), num_clusters)
+        moves = _relocations(served, num_clusters) if relocates else []
+        centers = _means(items, served, num_clusters)
+        for cluster, item in moves:
+            centers[cluster] = items[item]
+        better = _assign(items, centers, 2 if relocates else 1)
         gain = served.objective - better.objective
         if gain > 0:
             served = better
         if gain <= tolerance * served.objective:
-            break
+            if not moves:
+                break
+            # What a move gains is an estimate. From here on the means alone move, and the second nearest, which takes
+            # longer to find, is not asked for.
+            relocates = False
     return Clustering(torch.from_numpy(served.nearest), served.objective)
 
 
@@ -149,7 +159,7 @@ def _spread_start(items: Float[Tensor, "items dim"], num_clusters: int, random: 
         # The smallest of exponential times with rates `weights`: a weighted draw without replacement.
         times = random.exponential(size=count) / weights
         chosen.append(np.argpartition(times, len(part) - 1)[: len(part)])
-        served = _nearer(served, _assign(items, items[chosen[-1]], len(part)), int(part[0]))
+        served = _nearer(served, _assign(items, items[chosen[-1]], 2), int(part[0]))
         # Copies of a centre keep a tiny weight, so that there are always enough items left to draw.
         weights = np.maximum(served.distance, 1e-12)
         weights[np.concatenate(chosen)] = 1e-300
@@ -165,24 +175,19 @@ def _nearer(old: _Service, new: _Service, first: int) -> _Service:
     return _Service(nearest, second, *np.take_along_axis(distances, order, axis=0))
 
 
-def _assign(items: Float[Tensor, "items dim"], centers: Float[Tensor, "clusters dim"], num_clusters: int) -> _Service:
-    found, clusters = faiss.knn(items.numpy(), centers.numpy(), min(2, num_clusters))
+def _assign(items: Float[Tensor, "items dim"], centers: Float[Tensor, "clusters dim"], count: int) -> _Service:
+    """Each item's nearest centre, and the next one if ``count`` is 2; where there is none it is infinitely far."""
+    found, clusters = faiss.knn(items.numpy(), centers.numpy(), min(count, len(centers)))
     distances: NDArray[np.float64] = np.maximum(found, 0, dtype=np.float64)
-    if num_clusters == 1:
+    if distances.shape[1] == 1:
         return _Service(clusters[:, 0], clusters[:, 0], distances[:, 0], np.full(len(items), np.inf))
     return _Service(clusters[:, 0], clusters[:, 1], distances[:, 0], distances[:, 1])
 
 
-def _move_centers(
-    items: Float[Tensor, "items dim"], served: _Service, num_clusters: int
-) -> Float[Tensor, "clusters dim"]:
-    """The mean of each cluster; but centres that are hardly missed go to where one is missing."""
+def _means(items: Float[Tensor, "items dim"], served: _Service, num_clusters: int) -> Float[Tensor, "clusters dim"]:
     index = torch.from_numpy(served.nearest)
     sizes = torch.bincount(index, minlength=num_clusters)
-    centers = torch.zeros(num_clusters, items.shape[1]).index_add_(0, index, items).div_(sizes.clamp(min=1)[:, None])
-    for cluster, item in _relocations(served, num_clusters):
-        centers[cluster] = items[item]
-    return centers
+    return torch.zeros(num_clusters, items.shape[1]).index_add_(0, index, items).div_(sizes.clamp(min=1)[:, None])
 
 
 def _relocations(served: _Service, num_clusters: int) -> list[tuple[int, int]]:

@@ -13,8 +13,8 @@ class KMeansRuns:
     seed: int
     restarts: int
     objective: float
-    nmi_spread: float  # largest minus smallest over the restarts; 0 for a single run, which says nothing
-    ami_spread: float
+    nmi_spread: float | None  # largest minus smallest over the restarts; None for a single run
+    ami_spread: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Report:
     AMI alone may fall a little below 0, for clusters that agree less than chance would.
     """
 
-    recall: Mapping[int, float]
+    recall: Mapping[int, float]  # by k; of the queries that have something to find, unlike `recall_at_k`
     precision_at_1: float
     r_precision: float
     map_at_r: float
@@ -56,10 +56,13 @@ class Report:
         if unknown or missing:
             wrong = [f"unknown {name!r}" for name in sorted(unknown)] + [f"no {name!r}" for name in sorted(missing)]
             raise ValueError(f"report: {', '.join(wrong)}; its fields are {', '.join(sorted(known))}")
-        values["recall"] = {int(k): share for k, share in values["recall"].items()}
-        values["intervals"] = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
-        if values.get("kmeans") is not None:
-            values["kmeans"] = KMeansRuns(**values["kmeans"])
+        try:
+            values["recall"] = {int(k): share for k, share in values["recall"].items()}
+            values["intervals"] = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
+            if values.get("kmeans") is not None:
+                values["kmeans"] = KMeansRuns(**values["kmeans"])
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"report: recall, intervals or kmeans is not as to_json writes it ({error})") from error
         return Report(**values)
 
 
@@ -110,8 +113,9 @@ def format_table(report: Report) -> str:
         lines.append(f"{report.num_zero_vectors} vectors are zero: similar to nothing")
     if report.kmeans is not None:
         runs = report.kmeans
-        lines.append(
-            f"k-means: best of {runs.restarts} from seed {runs.seed}; "
-            f"spread NMI {100 * runs.nmi_spread:.2f}, AMI {100 * runs.ami_spread:.2f}"
-        )
+        if runs.nmi_spread is None or runs.ami_spread is None:
+            lines.append(f"k-means: one run from seed {runs.seed}")
+        else:
+            spread = f"spread NMI {100 * runs.nmi_spread:.2f}, AMI {100 * runs.ami_spread:.2f}"
+            lines.append(f"k-means: best of {runs.restarts} from seed {runs.seed}; {spread}")
     return "\n".join(lines)

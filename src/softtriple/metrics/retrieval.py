@@ -12,7 +12,8 @@ from torch import Tensor
 def recall_at_k(neighbor_labels: Int[Tensor, "queries k_max"], labels: Int[Tensor, " queries"], k: int) -> float:
     """Share of queries with a neighbour of their own class among the first ``k``.
 
-    Not information-retrieval recall: one hit is enough.
+    Not information-retrieval recall: one hit is enough. A query that has nothing to find counts as a miss;
+    ``Report.recall`` leaves it out.
 
     Example:
         >>> recall_at_k(torch.tensor([[1, 0], [2, 1]]), torch.tensor([0, 2]), k=1)

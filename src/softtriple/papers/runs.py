@@ -101,7 +101,10 @@ def report_of(config: Config, run: RunDir, reporter: Reporter) -> Report:
     if not run.report_file.exists():
         return train(config, run, reporter, resume=True).report
     check_settings(config, run)
-    return Report.from_json(run.report_file.read_text(encoding="utf-8"))
+    try:
+        return Report.from_json(run.report_file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{run.report_file}: {error}") from error
 
 
 def check_settings(config: Config, run: RunDir) -> None:

@@ -17,6 +17,8 @@ from softtriple.similarity import Tile, error_bound, exact_pairs, full_float32, 
 
 # Candidates beyond k. Float32 rarely misplaces a row by more than one or two; each costs one float64 product a query.
 SPARE = 3
+# What a candidate takes while it is sorted and scored, about.
+CANDIDATE_BYTES = 100
 
 
 class Neighbors(NamedTuple):
@@ -51,10 +53,25 @@ def nearest(
         raise ValueError(f"queries have {queries.shape[1]} dimensions and the gallery {gallery.shape[1]}")
     if exclude_self and queries.shape != gallery.shape:
         raise ValueError("exclude_self: pass the same vectors as queries and gallery")
-    depth = torch.full((len(queries),), k, device=queries.device)
-    best = TopK(queries, gallery, depth, memory_budget, self_at=0 if exclude_self else None)
-    best.search()
-    return best.neighbors()
+    depth = torch.full((len(queries),), min(k, len(gallery)), device=queries.device)
+    found = []
+    for part in query_blocks(len(queries), min(k, len(gallery)), memory_budget):
+        self_at = part.start if exclude_self else None
+        best = TopK(queries[part], gallery, depth[part], memory_budget, self_at=self_at)
+        best.search()
+        found.append(best.neighbors())
+    return Neighbors(*(torch.cat(column) for column in zip(*found, strict=True)))
+
+
+def query_blocks(count: int, k: int, memory_budget: int) -> list[slice]:
+    """Runs of ``count`` queries whose candidates fit into half of ``memory_budget``; at least one, which may be empty.
+
+    Example:
+        >>> query_blocks(5, k=97, memory_budget=60_000)
+        [slice(0, 3, None), slice(3, 5, None)]
+    """
+    size = max(1, memory_budget // (2 * CANDIDATE_BYTES * (k + SPARE)))
+    return [slice(start, min(start + size, count)) for start in range(0, max(1, count), size)]
 
 
 class TopK:
@@ -78,6 +95,7 @@ class TopK:
         self.queries = queries
         self.gallery = gallery
         self.memory_budget = memory_budget
+        self.bound = error_bound(queries, gallery)
         self.self_at = self_at
         self.ids = torch.arange(len(gallery), device=gallery.device) if ids is None else ids
         available = max(0, len(gallery) - int(self_at is not None))
@@ -142,11 +160,10 @@ class TopK:
         scores, by_score = scores.view(count, width).gather(1, by_row).sort(dim=1, descending=True, stable=True)
         rows = rows.gather(1, by_score)
         if k and not self.all_kept:
-            bound = error_bound(self.queries, self.gallery)
-            excluded = self.values.gather(1, self.last)[:, 0].double() + bound
+            excluded = self.values.gather(1, self.last)[:, 0].double() + self.bound
             needed = scores.gather(1, (self.depth - 1).clamp(min=0)[:, None])[:, 0]
             for query in ((excluded >= needed) & (self.depth > 0)).nonzero()[:, 0].tolist():
-                found, exact = self._search_again(query, float(needed[query]) - bound)
+                found, exact = self._search_again(query, float(needed[query]) - self.bound)
                 rows[query, : len(found)], scores[query, : len(found)] = found, exact
         return Neighbors(rows[:, :k], scores[:, :k].float())
 

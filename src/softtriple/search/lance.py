@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lancedb
@@ -25,6 +26,7 @@ from softtriple.search.store import (
     checked_k,
     checked_vectors,
     in_order,
+    is_local,
     is_there,
     partitions,
     probes,
@@ -47,6 +49,8 @@ IDS_AT_ONCE = 1000
 
 def open_lance(uri: str, fingerprint: str, dim: int | None, create: bool) -> "LanceStore":
     """The table at ``uri``, made if it is not there and ``create`` is set."""
+    if is_local(uri) and Path(uri).is_file():
+        raise NotADirectoryError(f"{uri}: a store is a folder, and this is a file; give another path")
     # connect() would make the folder.
     if not create and not is_there(uri):
         raise refuse_missing(uri)
@@ -74,7 +78,6 @@ class LanceStore:
     def __init__(self, uri: str, table: Any, fingerprint: str, dim: int) -> None:
         self.fingerprint, self.dim = fingerprint, dim
         self._uri, self._table = uri, table
-        self._probes = probes(self.count())
 
     def put(self, items: Sequence[Item], vectors: Vectors) -> None:
         """Add or replace items."""
@@ -100,10 +103,11 @@ class LanceStore:
     def search(self, vectors: Vectors, k: int, *, classes: Sequence[str] = (), exact: bool = False) -> list[list[Hit]]:
         """The nearest items of each vector."""
         checked_k(k)
-        return [
-            ranked(vector, self._candidates(vector, k, classes, exact), k)
-            for vector in checked_vectors(vectors, self.dim)
-        ]
+        vectors = checked_vectors(vectors, self.dim)
+        # The cells nearest to a query may hold nothing of a class: a filtered search goes through all that pass.
+        # Counted anew each time, because others may have written; it takes a fraction of a millisecond.
+        cells = None if exact or classes else probes(self.count())
+        return [ranked(vector, self._candidates(vector, k, classes, cells), k) for vector in vectors]
 
     def get(self, ids: Sequence[str]) -> list[Stored]:
         """Items and their vectors."""
@@ -140,32 +144,36 @@ class LanceStore:
         count = self.count()
         flat = kind == "flat" or (kind == "auto" and count < FLAT_BELOW) or not count
         with _named(self._uri):
-            held = {index.columns[0]: index.name for index in self._table.list_indices()}
+            held = [index.name for index in self._table.list_indices()]
             # Before the compaction, which adds new rows to old cells: an index that has grown is better made anew.
-            whole = {column for column, name in held.items() if not self._table.index_stats(name).num_unindexed_rows}
+            whole = {name for name in held if not self._table.index_stats(name).num_unindexed_rows}
             self._table.optimize(cleanup_older_than=KEPT)
-            if flat:
-                for name in held.values():
-                    self._table.drop_index(name)
-                return
             # Unit vectors: their inner product is the cosine, and unlike cosine it is defined for a vector of zeros.
             cells = IvfFlat(distance_type="dot", num_partitions=partitions(count))
-            for column, config in (("vector", cells), ("id", BTree()), ("class_name", Bitmap())):
-                if column not in whole:
-                    self._table.create_index(column, config=config)
-        self._probes = probes(count)
+            # LanceDB does not tell of how many cells an index is, so its name does: after many deletions a quarter of
+            # the cells for what is left would be too few of those that there are.
+            wanted: dict[str, tuple[str, Any]] = {
+                f"vector_in_{partitions(count)}": ("vector", cells),
+                "id": ("id", BTree()),
+                "class_name": ("class_name", Bitmap()),
+            }
+            for name in held:
+                if flat or name not in wanted:
+                    self._table.drop_index(name)
+            for name, (column, config) in wanted.items():
+                if not flat and name not in whole:
+                    self._table.create_index(column, config=config, name=name)
 
     def close(self) -> None:
         """Nothing stays open."""
 
     def _candidates(
-        self, vector: Float32[np.ndarray, " dim"], k: int, classes: Sequence[str], exact: bool
+        self, vector: Float32[np.ndarray, " dim"], k: int, classes: Sequence[str], cells: int | None
     ) -> list[Stored]:
         query = self._table.search(vector, vector_column_name="vector").distance_type("dot").limit(k + SPARE)
         if classes:
             query = query.where(_among("class_name", classes), prefilter=True)
-        # The cells nearest to a query may hold nothing of a class: a filtered search goes through all that pass.
-        query = query.bypass_vector_index() if exact or classes else query.nprobes(self._probes)
+        query = query.bypass_vector_index() if cells is None else query.nprobes(cells)
         return self._stored(query, "_distance")  # not needed, but LanceDB warns where it is not asked for
 
     def _stored(self, query: Any, *more: str) -> list[Stored]:

@@ -55,7 +55,7 @@ def open_milvus(uri: str, fingerprint: str, dim: int | None, create: bool) -> "M
     if not create and not is_there(uri):
         raise refuse_missing(uri)
     # What fails comes back as an exception; the client, and the server in Milvus Lite, would log a traceback besides.
-    for name in ("pymilvus", "grpc._server"):
+    for name in ("pymilvus", "grpc._server", "milvus_lite"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         client = MilvusClient(uri, token=os.environ.get(TOKEN_VARIABLE, ""), timeout=SECONDS_TO_CONNECT)
@@ -86,7 +86,6 @@ class MilvusStore:
     def __init__(self, uri: str, collection: "_Collection", fingerprint: str, dim: int) -> None:
         self.fingerprint, self.dim = fingerprint, dim
         self._uri, self._collection = uri, collection
-        self._probes = probes(self.count())
 
     def put(self, items: Sequence[Item], vectors: Vectors) -> None:
         """Add or replace items."""
@@ -109,7 +108,7 @@ class MilvusStore:
         queries = checked_vectors(vectors, self.dim)
         if not len(queries):
             return []
-        nprobe = ALL_CELLS if exact or classes else self._probes
+        nprobe = ALL_CELLS if exact or classes else probes(self.count())
         found = self._collection(
             "search",
             data=list(queries),
@@ -159,7 +158,6 @@ class MilvusStore:
             self._collection("drop_index", index_name="vector")
             self._collection("create_index", index_params=_index(wanted, partitions(count)))
             self._collection("load_collection")
-        self._probes = probes(count)
 
     def close(self) -> None:
         """Close the connection."""

@@ -74,10 +74,12 @@ class Store(Protocol):
         """Add items; those whose id is stored already are replaced."""
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Remove items; returns how many of ``ids`` were there."""
+        """Remove items; returns how many of ``ids`` were there. After many, ``build_index`` keeps searches good."""
 
     def search(self, vectors: Vectors, k: int, *, classes: Sequence[str] = (), exact: bool = False) -> list[list[Hit]]:
         """The ``k`` most similar items of each of ``vectors``, best first, equal ones by id.
+
+        Of more equal ones than ``k`` has room for, which are named is up to the database.
 
         With ``classes`` only items of these are looked at. An approximate index, where there is one, may miss some;
         with ``exact`` or ``classes`` it is not used.
@@ -108,12 +110,13 @@ class Store(Protocol):
 def open_store(uri: str, *, fingerprint: str, dim: int | None = None, create: bool = False) -> Store:
     """The store at ``uri``, which must hold vectors of the run ``fingerprint``, of ``dim`` numbers if given.
 
-    A folder, or a bucket such as s3://name/path, is LanceDB; http://host:port is Milvus, and so is a local file that
-    ends in .db (Milvus Lite). With ``create`` a store that is not there is made, for vectors of ``dim`` numbers.
+    A folder, or a bucket such as s3://name/path, is LanceDB; http://host:port/database is Milvus, with the token in the
+    environment variable SOFTTRIPLE_MILVUS_TOKEN, and so is a local file that ends in .db (Milvus Lite). With ``create``
+    a store that is not there is made, for vectors of ``dim`` numbers.
     """
     if create and dim is None:
         raise ValueError(f"{uri}: a new store needs to know how many numbers its vectors have")
-    if uri.startswith(("http://", "https://")) or uri.endswith(".db"):
+    if uri.startswith(("http://", "https://")) or (is_local(uri) and uri.endswith(".db")):
         return _open_milvus(uri, fingerprint, dim, create)
     return _open_lance(uri, fingerprint, dim, create)
 
@@ -144,9 +147,10 @@ def refuse_missing(uri: str) -> FileNotFoundError:
 
 def refuse_other_run(uri: str, held: str, wanted: str) -> ValueError:
     """The error for a store of another run."""
+    elsewhere = "another store" if is_local(uri) else "another path or database, such as http://host:19530/DATABASE"
     return ValueError(
         f"{uri}: the store holds vectors of the run with fingerprint {held or 'unknown'}, this run has {wanted}; "
-        "search with that run, or index this one into another store"
+        f"search with that run, or index this one into {elsewhere}"
     )
 
 
