@@ -38,7 +38,7 @@ check: $(VENV)/.dev            ## lint, format, types, import layers
 	$(BIN)/lint-imports --no-cache
 
 bench: $(VENV)/.dev            ## every benchmark, results in benchmarks/results/
-	for name in loss_step evaluate methods search scale; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in choosing loss_step evaluate methods search scale; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 abuse: $(VENV)/.dev            ## kills, full disks, hostile files, a crowd of clients: about ten minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.abuse

@@ -24,7 +24,7 @@ from softtriple import SoftTripleLoss
 Step = Callable[[], object]
 Shape = tuple[int, int, int, int]
 
-SHAPES: dict[str, Shape] = {  # batch, dimension, classes, centres a class
+SHAPES: dict[str, Shape] = {  # batch, dimension, classes, centres per class
     "cars196": (32, 64, 98, 10),
     "cub": (32, 64, 100, 10),
     "small-512": (128, 512, 100, 20),

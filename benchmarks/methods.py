@@ -1,6 +1,6 @@
 """Every loss of the table on glyphs: one encoder, one budget, the same seeds; mean and spread.
 
-    python benchmarks/methods.py [--data glyphs] [--losses softtriple,proxy-nca] [--epochs 4] [--seeds 3]
+    python benchmarks/methods.py [--data glyphs] [--losses softtriple,proxy-nca] [--epochs 4] [--seeds 3] [--lr 1e-3]
 
 Settings are each method's defaults; nothing is tuned. The first row is the encoder before training.
 """
@@ -29,20 +29,26 @@ def main() -> None:
     parser.add_argument("--losses", default=",".join([UNTRAINED, *LOSSES]))
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--lr", default="auto", help="the rate of the encoder")
     options = parser.parse_args()
     rows = []
     for name in options.losses.split(","):
-        runs = [measure(options.data, name, options.epochs, seed) for seed in range(options.seeds)]
+        runs = [measure(options.data, name, options.epochs, seed, options.lr) for seed in range(options.seeds)]
         rows.append({"loss": name, "runs": runs})
         print(text(rows[-1:]), flush=True)
     save(f"methods_{options.data}", machine("torch"), rows, text(rows))
 
 
-def measure(data: str, name: str, epochs: int, seed: int) -> dict[str, Any]:
+def measure(data: str, name: str, epochs: int, seed: int, lr: str) -> dict[str, Any]:
     """Train and evaluate once; the last quarter at a tenth of the rates."""
-    budget = [f"train.epochs={epochs}", f"train.milestones=[{epochs * 3 // 4}]", "train.batch_size=64"]
+    budget = [
+        f"train.epochs={epochs}",
+        f"train.milestones=[{epochs * 3 // 4}]",
+        "train.batch_size=64",
+        f"train.lr={lr}",
+    ]
     chosen = ["train.epochs=0"] if name == UNTRAINED else [f"loss.name={name}"]
-    config = with_settings(Config(dataset=data), [*budget, f"train.seed={seed}", *chosen])
+    config = with_settings(Config(dataset=data), [*budget, f"train.lr={lr}", f"train.seed={seed}", *chosen])
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         outcome = train(config, RunDir(Path(folder) / "run"), Reporter(quiet=True))

@@ -1,4 +1,4 @@
-"""Fine-tune a network of the timm library: all its layers, on a folder with one sub-folder a class.
+"""Fine-tune a network of the timm library: all its layers, on a folder with one sub-folder per class.
 
 python examples/finetune_timm.py photos/ [timm:resnet50] [EPOCHS]        needs pip install 'softtriple[timm]'
 

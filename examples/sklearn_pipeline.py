@@ -24,7 +24,7 @@ print(f"neighbours of the embedding:     {learned.score(test_x, test_y):.3f} in 
 
 # Its parameters are searched like any others.
 search = GridSearchCV(learned, {"softtripleembedding__centers_per_class": [1, 4]}, cv=2).fit(train_x, train_y)
-print(f"centres a class, by grid search: {search.best_params_['softtripleembedding__centers_per_class']}")
+print(f"centres per class, by grid search: {search.best_params_['softtripleembedding__centers_per_class']}")
 
 # It classifies by its own centres too, without neighbours.
 own = make_pipeline(StandardScaler(), SoftTripleEmbedding(16, epochs=10, random_state=0)).fit(train_x, train_y)

@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from softtriple.cli import app
 from softtriple.config import Config, with_preset, with_settings
 from softtriple.losses import LOSSES
 from softtriple.models import BACKBONES
+from softtriple.papers.reproduce import TARGETS
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 MODULES = sorted(module.name for module in pkgutil.walk_packages(softtriple.__path__, "softtriple."))
 ONE_PAGE = (ROOT / "docs" / "all-of-softtriple.md").read_text(encoding="utf-8")
 VERBS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -153,6 +155,18 @@ def test_the_one_page_has_every_option_of_every_verb() -> None:
         assert options <= shown[verb], verb
 
 
+def test_the_one_page_has_every_target_of_reproduce() -> None:
+    for target in TARGETS:
+        assert re.search(rf"^\|[^|]*`{target}`", ONE_PAGE, flags=re.MULTILINE), target
+
+
+def test_the_one_page_has_every_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = set(project["optional-dependencies"]) - {"dev", "docs"}
+    section = ONE_PAGE.partition("## Extras")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE)) == extras
+
+
 def test_the_one_page_has_every_public_name() -> None:
     for name in set(dir(softtriple)) - {"__version__"}:
         assert f"`softtriple.{name}`" in ONE_PAGE, name
@@ -169,6 +183,8 @@ def test_public_names() -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)", path.read_text(encoding="utf-8")):
         assert (path.parent / target).exists(), target
+        if path.is_relative_to(ROOT / "docs"):  # the site has no other files
+            assert (path.parent / target).resolve().is_relative_to(ROOT / "docs"), target
 
 
 def test_the_readme_stays_short() -> None:

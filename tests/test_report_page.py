@@ -41,7 +41,7 @@ def retrieved(*same_class, picture=GLYPH):
     return (Retrieved(picture, "a", found),)
 
 
-CENTERS = (ClassCenters("a", (CenterGroup(7, (GLYPH, GLYPH)), CenterGroup(1, ("a text",)))),)
+CENTERS = (ClassCenters("a", 3, (CenterGroup(7, (GLYPH, GLYPH)), CenterGroup(1, ("a text",)))),)
 SOFTTRIPLE = Method("SoftTriple", REPORT, (3.0, 2.0, 1.5), (1, 2, 2), retrieved(True, True, False), CENTERS)
 SOFTMAX = Method(
     "Softmax", replace(REPORT, map_at_r=0.25, r_precision=0.25), (2.0, 1.0), (), retrieved(False, True, False)
@@ -100,7 +100,7 @@ def test_metrics_stand_in_rows_with_one_column_a_method():
         ["R-precision", "25.00", "25.00"],
         ["NMI", "60.00 spread 1.00", "60.00 spread 1.00"],
         ["AMI", "40.00 spread 2.00", "40.00 spread 2.00"],
-        ["Distinct centres a class", "1.7", "–"],
+        ["Distinct centres per class", "1.7", "–"],
     ]
     assert "8 queries of 2 classes against 9 items." in text(tree)
     assert text(tree.find(".//dl")) == "dataletterstime58 s"
@@ -111,7 +111,7 @@ def test_best_is_bold_ties_included():
     bold = {text(row[0]): [cell.find("strong") is not None for cell in row[1:]] for row in rows}
     assert bold["Recall@1"] == [True, True]
     assert bold["MAP@R"] == [False, True]
-    assert bold["Distinct centres a class"] == [False, False]
+    assert bold["Distinct centres per class"] == [False, False]
 
 
 def test_one_method_is_not_called_best():
@@ -165,7 +165,7 @@ def test_wrong_neighbors_are_marked_in_words_too():
 
 def test_centers_tell_how_many_items_they_hold():
     card = text(page_of(SOFTTRIPLE).find(".//article"))
-    assert card == "a 2 centresCentre 1: 7 itemsCentre 2: 1 itema text"
+    assert card == "a 2 of 3 distinct centres hold itemsCentre 1: 7 itemsCentre 2: 1 itema text"
 
 
 def test_charts_only_for_what_there_is():
@@ -218,7 +218,7 @@ def page_saying(words):
         (),
         (),
         (Retrieved(words, words, found), Retrieved(GLYPH, words, found)),
-        (ClassCenters(words, (CenterGroup(1, (words, GLYPH)),)),),
+        (ClassCenters(words, 1, (CenterGroup(1, (words, GLYPH)),)),),
     )
     return Page(words, ((words, words),), (method, method))
 
@@ -244,7 +244,7 @@ def test_text_is_shown_as_it_was():
     tree = parse(render_page(page_saying(words)))
     assert text(tree.find(".//h1")) == words
     assert text(tree.find(".//dd")) == words
-    assert text(tree.find(".//article/h4")) == f"{words} 1 centre"
+    assert text(tree.find(".//article/h4")) == f"{words} 1 distinct centre"
     assert tree.find(".//img").get("alt") == f"Same class: {words}"
 
 

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from softtriple.files import appearing_file
 from softtriple.inference import read_centers
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.models import Encoder
@@ -21,7 +22,7 @@ class CenterCounts:
 
     @property
     def mean(self) -> float:
-        """Distinct centres a class."""
+        """Distinct centres per class."""
         return sum(self.distinct.values()) / len(self.distinct)
 
 
@@ -59,4 +60,5 @@ def draw(counts: CenterCounts, file: Path) -> None:
     figure = draw_centers(
         {f"{len(counts.distinct)} classes": [float(n) for n in counts.distinct.values()]}, counts.most
     )
-    file.write_bytes(writers[file.suffix](figure))
+    with appearing_file(file) as temporary:
+        temporary.write_bytes(writers[file.suffix](figure))

@@ -1,4 +1,4 @@
-"""What "auto" means: choices that follow from the data and the machine, made once and said aloud."""
+"""What "auto" means: choices that follow from the data and the machine, made once and printed."""
 
 import inspect
 import time
@@ -20,7 +20,7 @@ DIM = 64  # the smaller of the two that the paper compares
 MOST_CENTERS = 10  # the paper's K for classes of sixty images
 CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five images
 
-# All layers are trained on a CPU if that takes no longer; else only the head, on kept features.
+# All layers are trained on a CPU if that takes no longer; else only the head, on cached features.
 PATIENCE_SECONDS = 20 * 60
 
 
@@ -43,13 +43,13 @@ def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
         settings.append(f"train.lr={1e-4 if pretrained or backbone == 'linear' else 1e-3}")
     if config.model.trainable == "auto" and backbone.startswith("st:"):
         settings.append("model.trainable=head")
-        reporter.note("trainable: head, on kept features (the whole model with --set model.trainable=all)")
+        reporter.note("trainable: head, on cached features (the whole model with --set model.trainable=all)")
     elif config.model.trainable == "auto" and not pretrained:
         settings.append("model.trainable=all")
     if config.loss.centers_per_class == "auto" and has_centers(config.loss.name):
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
         settings.append(f"loss.centers_per_class={centers_for(sizes)}")
-        reporter.note(f"centres a class: {centers_for(sizes)}, for classes of {np.median(sizes):g} items")
+        reporter.note(f"centres per class: {centers_for(sizes)}, for classes of {np.median(sizes):g} items")
     elif config.loss.centers_per_class != "auto" and not has_centers(config.loss.name):
         raise ValueError(
             f"loss.centers_per_class = {config.loss.centers_per_class}: {config.loss.name} has no such option"
@@ -58,7 +58,7 @@ def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
 
 
 def centers_for(class_sizes: Int64[np.ndarray, " classes"]) -> int:
-    """Centres a class: 10 where classes are large, 2 at about five items a class, never more than items.
+    """Centres per class: 10 where classes are large, 2 at about five items per class, never more than items.
 
     Example:
         >>> centers_for(np.array([60, 58, 59])), centers_for(np.array([5, 6, 5])), centers_for(np.array([1, 1]))
@@ -109,7 +109,7 @@ def choose_trainable(
     head = len(split) * config.train.views / forward
     chosen = "all" if all_layers <= PATIENCE_SECONDS else "head"
     reporter.note(
-        f"trainable: {chosen} (all layers: about {duration(all_layers)} here; head on kept features: about "
+        f"trainable: {chosen} (all layers: about {duration(all_layers)} here; head on cached features: about "
         f"{duration(head)}; choose with --set model.trainable=head|last:N|all)"
     )
     return with_settings(config, [f"model.trainable={chosen}"])

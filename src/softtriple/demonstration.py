@@ -55,7 +55,7 @@ def free_folder() -> Path:
 
 def table(results: Mapping[str, Result]) -> str:
     """The figures of both methods, shares in per cent."""
-    titles = ("R@1", "R@2", "R@4", "R@8", "MAP@R", "NMI", "centres a class")
+    titles = ("R@1", "R@2", "R@4", "R@8", "MAP@R", "NMI", "centres per class")
     lines = [f"{'':<20}" + "".join(f"{title:>{len(title) + 3}}" for title in titles)]
     for name, result in results.items():
         report = result.report

@@ -31,7 +31,7 @@ def write_page(
     model, train = first.config.model, first.config.train
     told = [
         ("Data", "; ".join(first.benchmark.notes)),
-        ("Encoder", f"{model.backbone}, {model.dim} numbers, trained: {model.trainable}"),
+        ("Encoder", f"{model.backbone}, {model.dim} dimensions, trained: {model.trainable}"),
         ("Training", f"{train.epochs} epochs, batch {train.batch_size}, seed {train.seed}"),
         ("Command", command),
         *facts,
@@ -63,10 +63,14 @@ def _method(name: str, outcome: Outcome) -> Method:
 def _classes(outcome: Outcome, loss: SoftTripleLoss) -> tuple[ClassCenters, ...]:
     """The classes with most distinct centres, and the training items that are nearest to each of these."""
     leaders = merge_groups(F.normalize(loss.centers.detach().cpu(), dim=-1), MERGED)
-    order = loss.distinct_centers().cpu().argsort(descending=True, stable=True)[:NUM_CLASSES]
+    distinct = loss.distinct_centers().cpu()
     return tuple(
-        ClassCenters(outcome.encoder.class_names[number], _groups(outcome, loss, number, leaders[number]))
-        for number in order.tolist()
+        ClassCenters(
+            outcome.encoder.class_names[number],
+            int(distinct[number]),
+            _groups(outcome, loss, number, leaders[number]),
+        )
+        for number in distinct.argsort(descending=True, stable=True)[:NUM_CLASSES].tolist()
     )
 
 

@@ -55,6 +55,7 @@ class ClassCenters:
     """What the centres of one class stand for."""
 
     class_name: str
+    distinct: int  # how many it has left; one that is nearest to no item has no group
     groups: tuple[CenterGroup, ...]
 
 
@@ -147,7 +148,7 @@ def _metrics(methods: Sequence[Method]) -> str:
     ]
     if any(method.distinct_centers for method in methods):
         means = [f"{np.mean(m.distinct_centers):.1f}" if m.distinct_centers else "–" for m in methods]
-        body.append(_row("Distinct centres a class", means))
+        body.append(_row("Distinct centres per class", means))
     explanation = f"Per cent, for {'; '.join(dict.fromkeys(map(_what_was_evaluated, reports)))}."
     if len(methods) > 1:
         explanation += " The best of a row is bold."
@@ -242,7 +243,7 @@ def _training(methods: Sequence[Method]) -> str:
         charts.append(_figure(loss_curves([method.losses for method in methods]), caption))
     most = max((count for method in methods for count in method.distinct_centers), default=0)
     for place, method in enumerate(methods):
-        if max(method.distinct_centers, default=1) > 1:  # one centre a class makes no picture
+        if max(method.distinct_centers, default=1) > 1:  # one centre per class makes no picture
             caption = f"{_text(method.name)}: classes by the number of centres they have left after merging."
             charts.append(_figure(center_histogram(method.distinct_centers, most, place), caption))
     return _section("Training", "", f'<div class="charts">{"".join(charts)}</div>') if charts else ""
@@ -312,7 +313,8 @@ def _class_card(class_centers: ClassCenters) -> str:
         pictures = "".join(f"<li>{_item(picture, class_centers.class_name)}</li>" for picture in group.pictures)
         items = f'<ul class="items">{pictures}</ul>' if pictures else ""
         groups.append(f"<li><small>Centre {number}: {_count(group.count, 'item')}</small>{items}</li>")
-    centers = _count(len(class_centers.groups), "centre")
+    holding, distinct = len(class_centers.groups), class_centers.distinct
+    centers = f"{holding} of {distinct} distinct centres hold items" if distinct > 1 else "1 distinct centre"
     heading = f"{_text(class_centers.class_name)} <small>{centers}</small>"
     return f'<article><h4>{heading}</h4><ol class="groups">{"".join(groups)}</ol></article>'
 

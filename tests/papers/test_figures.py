@@ -6,6 +6,10 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.artist import Artist
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import BboxBase
 from PIL import Image
 
 from softtriple.papers.figures import (
@@ -78,6 +82,26 @@ def test_two_lines_differ_in_colour_and_dashes() -> None:
     assert [line.get_color() for line in shown] == list(COLORS[:2])
     assert len({line.get_linestyle() for line in shown}) == 2
     assert list(shown[0].get_ydata()) == pytest.approx([50, 60])
+
+
+def boxes(figure: Figure, *artists: Artist) -> list[BboxBase]:
+    FigureCanvasAgg(figure).draw()
+    return [artist.get_window_extent() for artist in artists]
+
+
+@pytest.mark.parametrize("name", ["curves", "four"])
+def test_the_legend_lies_on_no_panel(name: str) -> None:
+    figure = figures()[name]
+    legend, *panels = boxes(figure, *figure.legends, *figure.axes)
+    assert [panel for panel in panels if legend.overlaps(panel)] == []
+
+
+def test_centers_are_counted_in_fives_and_the_mean_stands_above_its_line() -> None:
+    figure = figures()["centers"]
+    for axes in figure.axes:
+        label, line = boxes(figure, *axes.texts, *axes.get_lines())
+        assert label.y0 > line.y1
+        assert [tick for tick in axes.get_yticks() if tick <= 20] == [0, 5, 10, 15, 20]
 
 
 def test_settings_of_matplotlib_stay_as_they_were() -> None:

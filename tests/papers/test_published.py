@@ -55,6 +55,22 @@ def test_numbers_as_printed(table: str, row: str, values: tuple[float | None, ..
     assert {row.name: row.values for row in TABLES[table].rows}[row] == values
 
 
+@pytest.mark.parametrize(
+    ("table", "sums"),
+    [
+        ("table1", (352.5, 440.1, 510.3, 570.7, 422.5)),
+        ("table2", (303.9, 360.9, 407.6, 442.7, 206.6)),
+        ("table3", (462.3, 534.4, 585.8, 625.4, 431.9)),
+        ("table4", (402.4, 437.9, 462.6, 478.1, 208.9)),
+        ("table5", (422.1, 424.8, 467.5, 541.5)),
+        ("table6", (441.0, 523.2, 566.3, 362.7)),
+    ],
+)
+def test_columns_add_up_to_what_is_printed(table: str, sums: tuple[float, ...]) -> None:
+    columns = zip(*(row.values for row in TABLES[table].rows), strict=True)
+    assert [sum(value or 0.0 for value in column) for column in columns] == pytest.approx(sums)
+
+
 def test_notes() -> None:
     notes = {row.name: row.note for row in TABLES["table2"].rows}
     assert "ResNet50" in notes["margin_128"]

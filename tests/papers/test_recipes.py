@@ -29,6 +29,7 @@ def test_each_config_loads_and_says_what_it_is(table, row) -> None:
     head = [line for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
     assert f"{row.values[0]}" in head[1]
     assert f"Table {table.name[-1]}" in head[1]
+    assert ("ResNet50" in head[1]) == (row.loss == "margin")
     assert any(f"--config configs/{table.data.name}/{row.name}.toml" in line for line in head)
     assert any(f"softtriple reproduce {table.name}" in line for line in head)
 

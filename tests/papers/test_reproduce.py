@@ -62,7 +62,10 @@ def test_a_table_and_its_files(tmp_path: Path, trained: list[str]) -> None:
     ours = made.numbers["htl_512"]["ours"]["R@1"]
     assert ours["mean"] == pytest.approx(np.mean(recalls))
     assert ours["spread"] == pytest.approx(np.std(recalls, ddof=1))
+    assert ours["values"] == tuple(recalls)
+    assert made.numbers["htl_512"]["ours"]["MAP@R"]["values"] == tuple(report["map_at_r"] for report in reports)
     assert made.numbers["htl_512"]["published"]["R@1"] == 57.1
+    assert "MAP@R" not in made.numbers["htl_512"]["published"]
 
     shown = f"{100 * np.mean(recalls):.1f}"
     difference = f"{float(shown) - 57.1:+.1f}".replace("-", "−")
@@ -70,7 +73,7 @@ def test_a_table_and_its_files(tmp_path: Path, trained: list[str]) -> None:
     for content in (made.text, made.files[0].read_text(), page):
         assert shown in content
         assert difference in content
-        assert "± of 2 seeds" in content
+        assert "± standard deviation of 2 seeds" in content
         for fact in (
             "linear",
             "trained from scratch",
@@ -81,6 +84,13 @@ def test_a_table_and_its_files(tmp_path: Path, trained: list[str]) -> None:
         ):
             assert fact in content
     assert "ResNet50" in made.text
+
+
+def test_what_the_paper_does_not_state_is_no_departure_from_it(photographs: str, tmp_path: Path) -> None:
+    made = make("table1", photographs, tmp_path, rows=["softmax-norm"], protocol="head")
+    departures = next(line for line in made.text.splitlines() if line.startswith("Not the paper's"))
+    assert 'model.trainable = "head", not "all"' in departures
+    assert "train.views" not in departures
 
 
 def test_finished_rows_are_read_and_unfinished_ones_continued(tmp_path: Path, trained: list[str]) -> None:
@@ -182,9 +192,9 @@ def test_figures_of_the_paper(target: str, tmp_path: Path, trained: list[str]) -
 def test_distinct_centers_are_those_of_the_runs(tmp_path: Path) -> None:
     numbers = make("centers", "digits", tmp_path, seeds=2).numbers
     assert set(numbers) == {"k20", "k20_no-regularizer"}
-    for counts in numbers.values():
-        assert len(counts) == 10
-        assert all(1 <= count <= 20 for count in counts)
+    for seeds in numbers.values():
+        assert [len(counts) for counts in seeds] == [10, 10]
+        assert all(1 <= count <= 20 for counts in seeds for count in counts)
 
 
 def test_illustration_shows_what_one_centre_cannot_do(tmp_path: Path) -> None:

@@ -5,7 +5,17 @@ from pathlib import Path
 import pytest
 
 from softtriple.config import Config, with_settings
-from softtriple.papers.runs import Measured, Study, differences, lacking_notes, measure, nothing_ran, report_of, select
+from softtriple.papers.runs import (
+    Measured,
+    Study,
+    differences,
+    lacking_notes,
+    listed,
+    measure,
+    nothing_ran,
+    report_of,
+    select,
+)
 from softtriple.progress import Reporter
 
 ROWS = {"a_64": Config(), "b_64": Config(), "c_64": Config()}
@@ -78,6 +88,14 @@ def test_rows_are_chosen_by_name_or_by_loss() -> None:
     assert list(select(rows, ["softtriple"])) == ["softtriple_64", "softtriple_512"]
     with pytest.raises(ValueError, match="--rows softtripel: there is no such row; choose from softtriple_64"):
         select(rows, ["softtripel"])
+
+
+@pytest.mark.parametrize(
+    ("milestones", "words"),
+    [((), "no epoch"), ((20,), "epoch 20"), ((20, 40), "epochs 20 and 40"), ((12, 18, 19), "epochs 12, 18 and 19")],
+)
+def test_epochs_are_listed_as_one_says_them(milestones: tuple[int, ...], words: str) -> None:
+    assert listed(milestones) == words
 
 
 def test_differences_are_named_and_auto_is_none() -> None:

@@ -10,6 +10,8 @@ from softtriple.papers.sheets import (
     Line,
     Number,
     Sheet,
+    as_json,
+    bars_caption,
     number,
     to_html,
     to_markdown,
@@ -30,12 +32,15 @@ SHEET = Sheet(
 
 
 def test_number_of_several_seeds_has_a_spread() -> None:
+    values = (0.5, 0.6, 0.61)
     found = number([0.5, 0.6, None, 0.61], interval=(0.4, 0.7))
-    assert found == Number(statistics.mean([0.5, 0.6, 0.61]), statistics.stdev([0.5, 0.6, 0.61]), None, 3)
+    assert found == Number(statistics.mean(values), statistics.stdev(values), None, values)
     assert found.percent == "57.0"
     assert found.uncertainty == "6.1"
     assert found.reach == (found.spread, found.spread)
-    assert uncertainty_label([None, found]) == "± of 3 seeds"
+    assert uncertainty_label([None, found]) == "± standard deviation of 3 seeds"
+    assert bars_caption([found]) == "bars: ± standard deviation of 3 seeds"
+    assert as_json(found)["values"] == values
 
 
 def test_number_of_one_seed_has_an_interval() -> None:
@@ -43,6 +48,7 @@ def test_number_of_one_seed_has_an_interval() -> None:
     assert found.uncertainty == "45.0–56.0"
     assert found.reach == pytest.approx((0.05, 0.06))
     assert uncertainty_label([found]) == "95 % interval"
+    assert bars_caption([found]) == "bars: 95 % interval over the choice of test classes, which all runs share"
     assert number([0.5]).uncertainty == "–"
     assert number([None]) is None
 

@@ -278,7 +278,7 @@ def test_an_empty_store(empty: Store) -> None:
         (lambda vectors: vectors * np.nan, "vector 0 of 'item 0000' holds NaN"),
         (lambda vectors: np.where(np.eye(3, DIM, k=1) > 0, np.inf, vectors), "of 'item 0000' holds NaN or infinite"),
         (lambda vectors: vectors * [[1], [2], [1]], "vector 1 of 'item 0001' has length 2"),
-        (lambda vectors: vectors[:, :-1], r"rows of 12 numbers"),
+        (lambda vectors: vectors[:, :-1], r"rows of 12 dimensions"),
         (lambda vectors: vectors[:2], "3 items but 2 vectors"),
     ],
 )
@@ -293,7 +293,7 @@ def test_wrong_questions(empty: Store) -> None:
         empty.search(unit(1), 0)
     with pytest.raises(ValueError, match="length 3"):
         empty.search(3 * unit(1), 1)
-    with pytest.raises(ValueError, match="rows of 12 numbers"):
+    with pytest.raises(ValueError, match="rows of 12 dimensions"):
         empty.search(unit(1, dim=5), 1)
     with pytest.raises(ValueError, match="item 'x' is given twice"):
         empty.put([Item("x", 0, "a", ""), Item("x", 1, "b", "")], unit(2))
@@ -304,7 +304,7 @@ def test_another_run_is_refused(empty: Store, uri: str) -> None:
     for create in (False, True):
         with pytest.raises(ValueError, match="fingerprint abc, this run has xyz; search with that run, or index"):
             open_store(uri, fingerprint="xyz", dim=DIM, create=create)
-    with pytest.raises(ValueError, match="vectors of 12 numbers, not of 5"):
+    with pytest.raises(ValueError, match="vectors of 12 dimensions, not of 5"):
         open_store(uri, fingerprint="abc", dim=5)
 
 

@@ -16,7 +16,7 @@ from softtriple.papers.figures import draw_centers, draw_curves
 from softtriple.papers.recipes import softtriple_recipe
 from softtriple.papers.results import Result
 from softtriple.papers.runs import Study, facts, lacking_notes, measure, nothing_ran, report_of, select
-from softtriple.papers.sheets import Block, Line, Number, Sheet, as_json, number, uncertainty_label
+from softtriple.papers.sheets import Block, Line, Number, Sheet, as_json, bars_caption, number, uncertainty_label
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
 
@@ -26,7 +26,7 @@ WITH, WITHOUT = "with regulariser", "without regulariser"
 
 
 class Variant(NamedTuple):
-    """SoftTriple with K centres a class, with or without the regulariser."""
+    """SoftTriple with K centres per class, with or without the regulariser."""
 
     k: int
     regularized: bool
@@ -77,7 +77,7 @@ def make_centers(study: Study, wanted: Sequence[str] | None) -> Result:
         for variant, found in counts.items()
     )
     sheet = Sheet(
-        title=f"Distinct centres a class, of {MOST_CENTERS}",
+        title=f"Distinct centres per class, of {MOST_CENTERS}",
         facts=facts(study, measured),
         columns=("mean", "range", "median"),
         blocks=(Block(f"K = {MOST_CENTERS}", lines),) if lines else (),
@@ -88,7 +88,7 @@ def make_centers(study: Study, wanted: Sequence[str] | None) -> Result:
     )
     return Result(
         sheet,
-        numbers={variant.name: found.tolist() for variant, found in counts.items()},
+        numbers={variant.name: measured[name].values for name, variant in chosen.items()},
         figure=draw_centers({titles[v.regularized]: found.tolist() for v, found in counts.items()}, MOST_CENTERS)
         if counts
         else None,
@@ -101,11 +101,10 @@ def make_recall_by_k(study: Study, wanted: Sequence[str] | None) -> Result:
     chosen = select({f"softtriple_{variant.name}": variant for variant in variants(NUMBERS_OF_CENTERS)}, wanted)
     measured = measure(study, {name: variant.of(softtriple_recipe()) for name, variant in chosen.items()}, report_of)
     found = {variant: _recall(measured[name].values) for name, variant in chosen.items()}
-    label = uncertainty_label(found.values())
     sheet = Sheet(
-        title="R@1 of SoftTriple by the number of centres a class",
+        title="R@1 of SoftTriple by the number of centres per class",
         facts=facts(study, measured),
-        columns=("R@1", label),
+        columns=("R@1", uncertainty_label(found.values())),
         blocks=tuple(
             Block(
                 name,
@@ -121,7 +120,7 @@ def make_recall_by_k(study: Study, wanted: Sequence[str] | None) -> Result:
         numbers={variant.name: as_json(value) for variant, value in found.items()},
         figure=None
         if nothing
-        else draw_curves({"R@1": curves(found)}, xlabel="centres a class, K", caption=f"bars: {label}"),
+        else draw_curves({"R@1": curves(found)}, xlabel="centres per class, K", caption=bars_caption(found.values())),
         lacking=nothing,
     )
 

@@ -59,15 +59,15 @@ def draw_centers(distinct: Mapping[str, Sequence[float]], most: int) -> Figure:
             ordered = np.sort(counts)[::-1]
             axes.bar(np.arange(1, len(ordered) + 1), ordered, width=1.0, color=COLORS[place % len(COLORS)])
             mean = float(np.mean(ordered))
+            # At the right, where bars are below the mean, its label stands on white.
             axes.axhline(mean, color="black", linewidth=1, linestyle="--")
             axes.annotate(
                 f"mean {mean:.1f}", (1, mean), (-2, 3), xycoords=("axes fraction", "data"),
-                textcoords="offset points", ha="right",
-                bbox={"boxstyle": "square,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.8},
+                textcoords="offset points", ha="right", va="bottom",
             )  # fmt: skip
             axes.set(title=title, xlabel="classes, most centres first", xlim=(0.5, len(ordered) + 0.5))
-            axes.set_ylim(0, 1.08 * most)
-            axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.set_ylim(0, 1.15 * most)
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
             axes.grid(axis="y")
         panels[0].set_ylabel("distinct centres")
         return figure
@@ -94,7 +94,8 @@ def draw_curves(curves: Mapping[str, Mapping[str, Mapping[int, Number]]], *, xla
             axes.set_xticks(range(len(ticks)), [str(k) for k in ticks])
             axes.set(xlabel=xlabel, ylabel=f"{metric}, per cent")
             axes.grid(axis="y")
-        panels[0].legend(frameon=False)
+        # Outside of the panels: inside, it would lie on bars sooner or later.
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
         if caption:
             figure.supxlabel(caption, fontsize=8, color="#444444")
         return figure

@@ -28,7 +28,17 @@ from softtriple.papers.ablations import WITH, WITHOUT, Variant, curves, variants
 from softtriple.papers.figures import draw_curves
 from softtriple.papers.results import Result
 from softtriple.papers.runs import Study, check_settings, facts, lacking_notes, measure, nothing_ran, select
-from softtriple.papers.sheets import NOTHING, Block, Line, Number, Sheet, as_json, number, uncertainty_label
+from softtriple.papers.sheets import (
+    NOTHING,
+    Block,
+    Line,
+    Number,
+    Sheet,
+    as_json,
+    bars_caption,
+    number,
+    uncertainty_label,
+)
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
 
@@ -49,7 +59,7 @@ class Modes:
     """What the centres of one run have found."""
 
     modes_per_class: float  # of the training data, by their fine labels
-    distinct_centers: float  # a class, mean
+    distinct_centers: float  # per class, mean
     purity: float
     nmi: float
     ami_in_class: float
@@ -69,7 +79,7 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
     found = {variant: measured[name].values for name, variant in chosen.items()}
     numbers = {variant: {title: _number(values, title) for title in SHARES} for variant, values in found.items()}
     ran = [values for values in found.values() if values]
-    hidden = f"{ran[0][0].modes_per_class:.1f} a training class, by fine labels that no loss sees" if ran else NOTHING
+    hidden = f"{ran[0][0].modes_per_class:.1f} per training class, by fine labels that no loss sees" if ran else NOTHING
     sheet = Sheet(
         title="Hidden modes: what centres find inside the classes",
         facts=(*facts(study, measured), ("Hidden modes", hidden)),
@@ -81,7 +91,7 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
             for k in dict.fromkeys(variant.k for variant in chosen.values())
         ),
         notes=(
-            "In per cent; centres: distinct ones a class.",
+            "In per cent; centres: distinct ones per class.",
             "Purity and NMI: training items grouped by the nearest centre of their class, against their fine labels."
             " K = 1 is what the class alone gives; purity rises with the number of groups by itself. AMI in class: the"
             " agreement inside each class, where 0 is chance whatever that number is.",
@@ -90,14 +100,17 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
         ),
     )
     panels = {title: curves({variant: numbers[variant][title] for variant in numbers}) for title in DRAWN}
-    label = uncertainty_label(n for by_title in numbers.values() for n in by_title.values())
+    caption = bars_caption(n for by_title in numbers.values() for n in by_title.values())
     return Result(
         sheet,
         numbers={
-            variant.name: {SHARES[title]: as_json(value) for title, value in by_title.items()}
+            variant.name: {
+                "distinct_centers": as_json(number(modes.distinct_centers for modes in found[variant])),
+                **{SHARES[title]: as_json(value) for title, value in by_title.items()},
+            }
             for variant, by_title in numbers.items()
         },
-        figure=draw_curves(panels, xlabel="centres a class, K", caption=f"bars: {label}") if ran else None,
+        figure=draw_curves(panels, xlabel="centres per class, K", caption=caption) if ran else None,
         lacking=nothing_ran(measured),
     )
 

@@ -1,4 +1,4 @@
-"""The paper's first figure, computed: classes of two modes on the circle, with one centre a class and with two.
+"""The paper's first figure, computed: classes of two modes on the circle, with one centre per class and with two.
 
 The modes of the classes alternate around a circle in the plane, the two of one class opposite each other, and the
 encoder is an affine map of the plane: it can bring the modes of one class together only by bringing all together. So
@@ -69,7 +69,7 @@ def make_illustration(study: Study, wanted: Sequence[str] | None) -> Result:
         ),
         notes=(
             "Arrows are the centres; items lie outside the circle, each class on a ring.",
-            "The set is made so that one centre a class cannot do: it shows how, and measures nothing.",
+            "The set is made so that one centre per class cannot do: it shows how, and measures nothing.",
             *lacking_notes(measured),
         ),
     )

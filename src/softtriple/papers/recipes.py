@@ -43,7 +43,7 @@ _HDC: dict[str, Any] = {"train.batch_size": 100}
 _SOP_HDC: dict[str, Any] = {"loss.options.per_class": 5}
 
 # What a protocol changes of the paper's settings: "full" nothing; "head" is what a laptop can run, because the outputs
-# of a frozen backbone are computed once and kept; "scratch" is for data that are no photographs, where no published
+# of a frozen backbone are computed once and cached; "scratch" is for data that are no photographs, where no published
 # weights help and all that follows from weights is chosen anew.
 PROTOCOLS: dict[str, list[str]] = {
     "head": [
@@ -81,8 +81,8 @@ def config_file(table: PublishedTable, row: PublishedRow) -> str:
     """The text of a row's file in ``configs/``: command, time and published numbers, then the configuration."""
     data, number = table.data, table.name.removeprefix("table")
     options = f"--rows {row.loss} --protocol head"
-    kept = "a minute on one core, once the features are kept after ten"
-    minutes = kept if data.name == "cub" else "minutes, not measured"
+    measured = "about one minute on one core, after ten minutes to cache the features"
+    minutes = measured if data.name == "cub" else "minutes, not measured"
     printed = ", ".join(
         f"{column} {'-' if value is None else value}" for column, value in zip(table.columns, row.values, strict=True)
     )
@@ -91,9 +91,9 @@ def config_file(table: PublishedTable, row: PublishedRow) -> str:
         f"published, Table {number}: {printed}{f' ({row.note})' if row.note else ''}",
         "",
         f"softtriple train {data.usual} --config configs/{data.name}/{row.name}.toml --out runs/{data.name}_{row.name}",
-        "    with the paper's settings for its own method; needs weights of bn-inception; hours on a GPU, not measured",
+        "    under the settings the paper uses for SoftTriple, on bn-inception; hours on a GPU, unmeasured",
         f"softtriple reproduce {table.name} --data {data.usual} {options} --out runs/{data.name}",
-        f"    the head alone on kept features of efficientnet-lite0, not the published network; {minutes}",
+        f"    the head alone on cached features of efficientnet-lite0, not the published network; {minutes}",
     ]
     lines = [f"# {line}".rstrip() for line in head]
     groups: dict[str, list[str]] = {}

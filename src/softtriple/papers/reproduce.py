@@ -66,8 +66,9 @@ def reproduce(
     """Make a table or figure of the paper in ``out``; runs that are finished there are read, others trained.
 
     ``data`` is any data; only ``illustration`` brings its own. ``rows`` are those to run; ``settings`` change every
-    run. ``protocol`` is for photographs: "full" is the paper's, "head" trains the head alone on kept features; without
-    it the device decides. Where nothing could be run the files are written all the same; then ValueError says why.
+    run. ``protocol`` is for photographs: "full" is the paper's, "head" trains the head alone on cached features;
+    without it the device decides. Where nothing could be run the files are written all the same; then ValueError says
+    why.
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; choose from {', '.join(TARGETS)}")

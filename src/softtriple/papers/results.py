@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from softtriple.files import write_whole
+from softtriple.files import appearing_file, write_whole
 from softtriple.papers.figures import png, svg
 from softtriple.papers.sheets import Sheet, to_html, to_markdown
 
@@ -30,8 +30,9 @@ def write_result(result: Result, out: Path, name: str) -> tuple[Path, ...]:
         write_whole(paths["html"], to_html(result.sheet))
         return paths["md"], paths["html"]
     drawn = svg(result.figure)
-    paths["svg"].write_bytes(drawn)
-    paths["png"].write_bytes(png(result.figure))
+    for kind, content in (("svg", drawn), ("png", png(result.figure))):
+        with appearing_file(paths[kind]) as temporary:
+            temporary.write_bytes(content)
     write_whole(paths["md"], to_markdown(result.sheet, [paths["svg"].name]))
     write_whole(paths["html"], to_html(result.sheet, [drawn]))
     return tuple(paths.values())

@@ -151,7 +151,7 @@ def facts(study: Study, measured: Mapping[str, Measured[Any]]) -> Facts:
     else:
         pixels = f"{preprocess.size} pixels, augmented by {config.data.augment} in training"
     seeds = "seed 0" if study.seeds == 1 else f"seeds 0 to {study.seeds - 1}"
-    rates = f"rate {training.lr:g}, of centres {training.center_lr:g}, a tenth after {_listed(training.milestones)}"
+    rates = f"rate {training.lr:g}, of centres {training.center_lr:g}, a tenth after {listed(training.milestones)}"
     return (
         ("Data", data),
         ("Backbone", model.backbone),
@@ -172,11 +172,15 @@ def _weights(config: Config) -> str:
 def _trained(config: Config) -> str:
     if config.model.trainable == "all":
         return "all layers"
-    return f"{config.model.trainable}, on kept outputs of the frozen layers for {config.train.views} views of each item"
+    return f"{config.model.trainable}, on cached outputs of the frozen layers, {config.train.views} views of each item"
 
 
-def _listed(milestones: Sequence[int]) -> str:
-    return f"epochs {' and '.join(map(str, milestones))}" if milestones else "no epoch"
+def listed(milestones: Sequence[int]) -> str:
+    """Epochs in words."""
+    if not milestones:
+        return "no epoch"
+    *others, last = map(str, milestones)
+    return f"epochs {', '.join(others)} and {last}" if others else f"epoch {last}"
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

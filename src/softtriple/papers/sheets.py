@@ -12,6 +12,7 @@ from softtriple.report_page import html_page
 
 NOTHING = "–"
 MINUS = "\N{MINUS SIGN}"
+INTERVAL = "95 % interval"
 
 
 class Number(NamedTuple):
@@ -20,7 +21,7 @@ class Number(NamedTuple):
     mean: float
     spread: float | None = None
     interval: tuple[float, float] | None = None
-    seeds: int = 1
+    values: tuple[float, ...] = ()  # of each seed
 
     @property
     def percent(self) -> str:
@@ -51,14 +52,22 @@ def number(values: Iterable[float | None], interval: tuple[float, float] | None 
     if not known:
         return None
     if len(known) == 1:
-        return Number(known[0], interval=interval)
-    return Number(statistics.mean(known), statistics.stdev(known), seeds=len(known))
+        return Number(known[0], interval=interval, values=(known[0],))
+    return Number(statistics.mean(known), statistics.stdev(known), values=tuple(known))
 
 
 def uncertainty_label(numbers: Iterable[Number | None]) -> str:
     """What the uncertainty of these numbers is, as the label of a line."""
-    seeds = max((found.seeds for found in numbers if found is not None), default=1)
-    return "95 % interval" if seeds == 1 else f"± of {seeds} seeds"
+    seeds = max((len(found.values) for found in numbers if found is not None), default=1)
+    return INTERVAL if seeds < 2 else f"± standard deviation of {seeds} seeds"
+
+
+def bars_caption(numbers: Iterable[Number | None]) -> str:
+    """What the bars of a figure of these numbers show."""
+    label = uncertainty_label(numbers)
+    # Runs with the same test classes rise and fall together: such bars may overlap and the runs still differ.
+    shared = " over the choice of test classes, which all runs share" if label == INTERVAL else ""
+    return f"bars: {label}{shared}"
 
 
 def as_json(found: Number | None) -> dict[str, Any] | None:

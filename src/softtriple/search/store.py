@@ -156,7 +156,7 @@ def refuse_other_run(uri: str, held: str, wanted: str) -> ValueError:
 
 def refuse_other_dim(uri: str, held: int, wanted: int) -> ValueError:
     """The error for a store of vectors of another length."""
-    return ValueError(f"{uri}: the store holds vectors of {held} numbers, not of {wanted}")
+    return ValueError(f"{uri}: the store holds vectors of {held} dimensions, not of {wanted}")
 
 
 def is_local(uri: str) -> bool:
@@ -183,7 +183,7 @@ def checked_items(items: Sequence[Item], vectors: Vectors, dim: int) -> Float32[
 def checked_vectors(vectors: Vectors, dim: int, names: Sequence[str] = ()) -> Float32[np.ndarray, "items dim"]:
     """``vectors`` as float32, or a ValueError that names the first that is wrong."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
-        raise ValueError(f"vectors of shape {vectors.shape}: the store has rows of {dim} numbers")
+        raise ValueError(f"vectors of shape {vectors.shape}: the store has rows of {dim} dimensions")
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     wrong = np.flatnonzero(~((np.abs(lengths - 1) <= LENGTH_TOLERANCE) | (lengths == 0)))
     if len(wrong):
