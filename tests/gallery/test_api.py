@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.exceptions import HTTPException
 from tests.gallery.memory_store import MemoryStore
 from tests.gallery.small_gallery import COLORS, HOSTILE, PER_CLASS, Collection
 
 from softtriple.gallery import Settings
 from softtriple.gallery.contents import Contents
+from softtriple.gallery.thumbnails import make_thumbnail
 from softtriple.models import Encoder
+from softtriple.pixels import ImageError
 from softtriple.search import Item
 
 TOTAL = PER_CLASS * len(COLORS) + 1
@@ -132,9 +135,32 @@ def test_large_and_embedded_pictures(collection: Collection, tmp_path: Path) -> 
     sizes = [Image.open(BytesIO(contents.thumbnail("wide", size))).size for size in ("small", "large")]
     assert sizes == [(256, 128), (800, 400)]
     assert Image.open(BytesIO(contents.thumbnail("dot", "small"))).size == (1, 1)
-    for missing in ("gone", "bare", "nowhere"):
-        with pytest.raises(Exception, match=r"cannot be shown|no picture|no item"):
+    for missing, sentence in (
+        ("gone", "cannot be shown: no such file"),
+        ("bare", "no picture"),
+        ("nowhere", "no item"),
+    ):
+        with pytest.raises(HTTPException, match=sentence):
             contents.thumbnail(missing, "small")
+
+
+def png(side: int = 40) -> bytes:
+    buffer = BytesIO()
+    Image.effect_noise((side, side), 80).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [b64encode(EPS).decode(), b64encode(png()).decode()[:-3], b64encode(png()[:300]).decode(), "", "é"],
+    ids=["another format", "damaged base64", "damaged picture", "nothing", "no base64"],
+)
+def test_an_embedded_picture_is_a_png_or_nothing(encoded: str) -> None:
+    with pytest.raises(ImageError, match="a picture in the store: not a readable PNG"):
+        make_thumbnail(f"data:image/png;base64,{encoded}", "small")
 
 
 def test_new_items_are_seen_without_a_restart(collection: Collection) -> None:
