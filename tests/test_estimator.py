@@ -1,7 +1,6 @@
 """SoftTripleEmbedding among scikit-learn's own."""
 
 import copy
-import doctest
 import io
 from collections.abc import Iterator
 
@@ -18,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from softtriple import SoftTripleEmbedding, estimator
+from softtriple import SoftTripleEmbedding
 
 QUICK = SoftTripleEmbedding(4, epochs=10)
 
@@ -134,7 +133,3 @@ def test_parameters_that_cannot_be(parameter: dict[str, object], message: str) -
     X, y = load_iris(return_X_y=True)
     with pytest.raises(ValueError, match=message):
         SoftTripleEmbedding(**parameter).fit(X, y)
-
-
-def test_the_example_in_the_docstring() -> None:
-    assert doctest.testmod(estimator) == (0, 6)

@@ -306,5 +306,5 @@ def test_nothing_is_wider_than_a_phone(address: str, open_page, path: str) -> No
 
 def test_the_documentation_names_every_address(address: str, open_page) -> None:
     page = open_page(f"{address}/docs")
-    expect(page.locator(".operation")).to_have_count(10)
+    expect(page.locator(".operation")).to_have_count(11)
     expect(page.get_by_role("heading", name="POST /api/search/image")).to_be_visible()

@@ -13,7 +13,17 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from softtriple.gallery.answers import About, ClassList, ClassPage, Found, Health, ItemPage, MapAnswer, Problem
+from softtriple.gallery.answers import (
+    About,
+    ClassList,
+    ClassNames,
+    ClassPage,
+    Found,
+    Health,
+    ItemPage,
+    MapAnswer,
+    Problem,
+)
 from softtriple.gallery.contents import Contents
 from softtriple.gallery.guard import Guard
 from softtriple.gallery.settings import Settings
@@ -117,9 +127,12 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
         of_class: Annotated[
             str | None, Query(alias="class", description="Only items of this class.", max_length=1024)
         ] = None,
+        center: Annotated[
+            int | None, Query(description="Only those nearest to this centre of the class, counted from 0.", ge=0)
+        ] = None,
     ) -> ItemPage:
-        """A page of items, of one class or of all."""
-        return await analyzing.run(lambda: contents.items(offset, limit, of_class))
+        """A page of items: of all, of one class, or of one of its centres."""
+        return await analyzing.run(lambda: contents.items(offset, limit, of_class, center))
 
     @app.get("/api/thumbnail", tags=["items"], response_class=Response, responses=_PICTURE_ANSWER)
     async def thumbnail(id: ItemId, size: Size = "small") -> Response:
@@ -131,6 +144,11 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
     async def classes() -> ClassList:
         """Recall@1 of every class and what it is confused with, worst first."""
         return await analyzing.run(contents.classes)
+
+    @app.get("/api/class-names", tags=["classes"])
+    async def class_names() -> ClassNames:
+        """The names of all classes; quicker than what is known about them."""
+        return ClassNames(class_names=await reading.run(contents.class_names))
 
     @app.get("/api/class", tags=["classes"])
     async def class_page(name: ClassName) -> ClassPage:

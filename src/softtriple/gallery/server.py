@@ -25,9 +25,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
     except OSError as error:
-        raise OSError(
-            f"--host {host} --port {port} cannot be listened on ({error.strerror}); choose another"
-        ) from error
+        reason = str(error.strerror).partition(" (")[0]  # without the address, which Python repeats
+        raise OSError(f"--host {host} --port {port} cannot be listened on ({reason}); choose another") from error
 
 
 def make_server(app: ASGIApp, settings: Settings) -> uvicorn.Server:
