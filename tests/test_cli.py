@@ -176,7 +176,6 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "VECTORS", "--out", "RUN", "--loss", "triple"], "unknown loss 'triple'; choose from"),
         (["train", "VECTORS", "--out", "RUN", "--backbone", "resnet"], "unknown backbone 'resnet'; choose from"),
         (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "there is no 'train.epoch'"),
-        (["train", "VECTORS", "--out", "RUN", "--preset", "best"], "unknown preset 'best'"),
         (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),
         (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
         (["evaluate", "."], "not a run directory"),
@@ -227,10 +226,31 @@ def test_a_run_is_not_overwritten(softtriple, vectors: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train"], ["train", "digits"], ["nothing"], ["train", "digits", "--epochs", "x"]]
+    "arguments",
+    [
+        ["train"],
+        ["train", "digits"],
+        ["nothing"],
+        ["train", "digits", "--epochs", "x"],
+        ["train", "digits", "--out", "RUN", "--preset", "best"],
+        ["reproduce", "table1", "--out", "DIR", "--protocol", "half"],
+        ["export", "RUN", "--out", "FILE", "--format", "h5"],
+    ],
 )
 def test_wrong_usage_is_status_2(softtriple, arguments: list[str]) -> None:
     assert softtriple(*arguments).status == 2
+
+
+def test_help_fits_the_terminal_and_names_what_works(softtriple, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    verbs = softtriple("--help").out.partition("Commands:")[2].splitlines()
+    assert len(verbs) == 1 + 11
+    assert all(len(line) < 80 and not line.endswith(("...", "…")) for line in verbs)
+    for verb in ("evaluate", "embed", "index"):
+        told = softtriple(verb, "--help").out
+        assert "data.label=kind" in told
+        assert "train.epochs" not in told
+    assert "{RUN} {QUERY}...\n" in softtriple("search", "--help").out
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -244,6 +264,18 @@ def test_info(softtriple) -> None:
     told = json.loads(answer.out)
     assert told["backbones"]["efficientnet-lite0"] == "ImageNet weights at hand"
     assert "torch" in told["versions"]
+
+
+def test_info_says_whether_downloaded_weights_are_at_hand(
+    softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = tmp_path / "hub" / "checkpoints" / "bn_inception-52deb4733.pth"
+    told = [json.loads(softtriple("info", "--json").out)["backbones"]["bn-inception"]]
+    file.parent.mkdir(parents=True)
+    file.touch()
+    told += [json.loads(softtriple("info", "--json").out)["backbones"]["bn-inception"]]
+    assert told == [f"weights by model.weights=FILE, or downloaded to {file}", f"ImageNet weights in {file}"]
 
 
 @pytest.mark.slow

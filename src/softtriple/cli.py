@@ -33,6 +33,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
 ]
+DataSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="How to read DATA, such as data.label=kind; repeatable.", metavar="A.B=C"),
+]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
     typer.Option("--on-error", help="At a file that cannot be read: stop, or skip it and say why; default stop."),
@@ -44,7 +48,7 @@ def main() -> None:
     try:
         app()
     except KeyboardInterrupt:
-        print(f"{_speaker()}: stopped", file=sys.stderr)  # noqa: T201
+        print(f"{_speaker()}: stopped", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, FloatingPointError, ImportError, MemoryError) as error:
         _fail(str(error) or "out of memory")
@@ -54,12 +58,14 @@ def main() -> None:
         _fail(f"out of memory ({str(error).splitlines()[0]})")
 
 
-@app.command()
+@app.command(short_help="Train an encoder on labelled data.")
 def train(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="The run directory, new unless --resume.", metavar="RUN")],
     config: Annotated[Path | None, typer.Option("--config", help="TOML file to start from.", metavar="FILE")] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="A published recipe: paper, official or sop.")] = None,
+    preset: Annotated[
+        Literal["paper", "official", "sop"] | None, typer.Option("--preset", help="A published recipe.")
+    ] = None,
     loss: Annotated[str | None, typer.Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
     backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
     dim: Annotated[int | None, typer.Option("--dim", help="Length of the embedding.", metavar="N")] = None,
@@ -102,7 +108,7 @@ def train(
     reporter.note(f"the encoder is in {outcome.run.encoder}, the report in {outcome.run.page_file}")
 
 
-@app.command()
+@app.command(short_help="Measure a run, or vectors from anywhere.")
 def evaluate(
     source: Annotated[
         str, typer.Argument(help="A run directory, or a .npz or .parquet of vectors and labels.", metavar="RUN_OR_FILE")
@@ -110,7 +116,7 @@ def evaluate(
     data: Annotated[
         str | None, typer.Option("--data", help="Other data than the run was trained on.", metavar="DATA")
     ] = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure retrieval and clustering of a run on its test classes, or of vectors from anywhere."""
@@ -122,7 +128,7 @@ def evaluate(
         raise typer.BadParameter("--data goes with a run directory", param_hint="--data")
     if settings and data is None:
         raise typer.BadParameter("--set goes with --data: how to read it", param_hint="--set")
-    other = None if data is None else with_settings(Config(dataset=data), _about_data(settings))
+    other = None if data is None else _reading(data, settings)
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
         report = (
@@ -132,32 +138,29 @@ def evaluate(
             _print_report(report, as_json)
 
 
-@app.command()
+@app.command(short_help="Write vectors to .npz or .parquet.")
 def embed(
-    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    run: RunArgument,
     data: Data,
     out: Annotated[Path, typer.Option("--out", help=".npz or .parquet to write.", metavar="FILE")],
     on_error: OnError = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
 ) -> None:
     """Write the embedding, class and path of every item of DATA to FILE."""
     from softtriple import dist, inference
     from softtriple.progress import Reporter
 
-    chosen = with_settings(Config(dataset=data), [*_on_error(on_error), *_about_data(settings)])
+    chosen = _reading(data, settings, on_error)
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
         count = inference.embed_data(run, chosen, out, reporter)
         reporter.note(f"{count} embeddings in {out}")
 
 
-@app.command()
+@app.command(short_help="The whole path on embedded data, in a minute.")
 def demo(
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", help="Where the runs and the report go; runs/demo, or the next free name.", metavar="DIR"
-        ),
+        Path | None, typer.Option("--out", help="Where it goes: runs/demo, or the next free name.", metavar="DIR")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -168,13 +171,13 @@ def demo(
     results, page = demonstration.run(out or demonstration.free_folder(), Reporter(), command=_command())
     if as_json:
         found = {name: json.loads(result.report.to_json()) for name, result in results.items()}
-        print(json.dumps({**found, "page": str(page)}))  # noqa: T201
+        print(json.dumps({**found, "page": str(page)}))
     else:
-        print(demonstration.table(results))  # noqa: T201
-        print(f"the report with pictures is in {page}")  # noqa: T201
+        print(demonstration.table(results))
+        print(f"the report with pictures is in {page}")
 
 
-@app.command()
+@app.command(short_help="Run a table or figure of the paper.")
 def reproduce(
     target: Annotated[
         str,
@@ -191,7 +194,7 @@ def reproduce(
         str | None, typer.Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
     ] = None,
     protocol: Annotated[
-        str | None,
+        Literal["full", "head"] | None,
         typer.Option("--protocol", help="full: as the paper; head: on kept features (default without a GPU)."),
     ] = None,
     settings: Settings = None,
@@ -211,11 +214,11 @@ def reproduce(
         reporter.note("stopped; the same command continues")
         raise
     files = [str(file) for file in made.files]
-    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")  # noqa: T201
+    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")
     reporter.note(f"\nwritten: {', '.join(files)}")
 
 
-@app.command()
+@app.command(short_help="Put vectors into a store.")
 def index(
     run: RunArgument,
     data: Data,
@@ -229,7 +232,7 @@ def index(
     delete: Annotated[bool, typer.Option("--delete", help="Remove the items of DATA from the store instead.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
     on_error: OnError = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Embed the items of DATA with the encoder of RUN and put them into a vector store; what is there is updated."""
@@ -239,7 +242,7 @@ def index(
     if delete and (again or check or kind != "auto"):
         raise typer.BadParameter("it goes with no --again, --check or --index", param_hint="--delete")
     reporter = Reporter()
-    chosen = with_settings(Config(dataset=data), [*_on_error(on_error), *_about_data(settings)])
+    chosen = _reading(data, settings, on_error)
     if delete:
         told: dict[str, Any] = {"deleted": catalog.delete_data(run, chosen, store, reporter, part=part)}
     else:
@@ -251,15 +254,14 @@ def index(
     if check:
         told["recall_at_10"] = catalog.check_recall(run, store, reporter)
     text = ", ".join(f"{name.replace('_', ' ')} {round(number, 4)}" for name, number in told.items())
-    print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")  # noqa: T201
+    print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")
 
 
-@app.command()
+@app.command(short_help="Find what is similar in a store.")
 def search(
     run: RunArgument,
     queries: Annotated[
-        list[str],
-        typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY..."),
+        list[str], typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY")
     ],
     store: StoreOption,
     k: Annotated[int, typer.Option("-k", help="How many neighbours.", min=1, metavar="N")] = 10,
@@ -279,12 +281,12 @@ def search(
             {"query": query, "hits": [{**asdict(hit.item), "score": hit.score} for hit in hits]}
             for query, hits in zip(queries, found, strict=True)
         ]
-        print(json.dumps({"queries": answers}))  # noqa: T201
+        print(json.dumps({"queries": answers}))
     else:
-        print("\n\n".join(map(catalog.table, queries, found)))  # noqa: T201
+        print("\n\n".join(map(catalog.table, queries, found)))
 
 
-@app.command()
+@app.command(short_help="Count the distinct centres of each class.")
 def centers(
     run: RunArgument,
     out: Annotated[Path | None, typer.Option("--out", help="Draw them to a .svg or .png file.", metavar="FILE")] = None,
@@ -297,14 +299,16 @@ def centers(
     if out is not None:
         counting.draw(counts, out)
     told = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}
-    print(json.dumps(told) if as_json else counting.text(counts))  # noqa: T201
+    print(json.dumps(told) if as_json else counting.text(counts))
 
 
-@app.command()
+@app.command(short_help="Write the encoder as ONNX or TorchScript.")
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    run: RunArgument,
     out: Annotated[Path, typer.Option("--out", help="The file: .onnx, .pt or .pt2 by its format.", metavar="FILE")],
-    format: Annotated[str, typer.Option("--format", help="onnx, torchscript or torch-export.")] = "onnx",
+    format: Annotated[
+        Literal["onnx", "torchscript", "torch-export"], typer.Option("--format", help="What reads it.")
+    ] = "onnx",
     as_json: AsJson = False,
 ) -> None:
     """Write the encoder of RUN as one file that needs no softtriple, once its vectors have been found the same."""
@@ -313,15 +317,15 @@ def export(
 
     made = export_encoder(Encoder.load(run), out, format)
     if as_json:
-        print(json.dumps({**made._asdict(), "file": str(made.file)}))  # noqa: T201
+        print(json.dumps({**made._asdict(), "file": str(made.file)}))
     else:
         opset = "" if made.opset is None else f", opset {made.opset}"
         taken = made.description["input"]
-        print(f"{made.file}: {made.format}{opset}; its vectors differ by {made.difference:.1g} at most")  # noqa: T201
-        print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")  # noqa: T201
+        print(f"{made.file}: {made.format}{opset}; its vectors differ by {made.difference:.1g} at most")
+        print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")
 
 
-@app.command()
+@app.command(short_help="Look at a run and its store in the browser.")
 def serve(
     run: RunArgument,
     store: StoreOption,
@@ -345,13 +349,13 @@ def serve(
     serving.serve(run, store, host=host, port=port, token=token, allow_public=allow_public, reporter=Reporter())
 
 
-@app.command()
+@app.command(short_help="Show versions, device, weights and cache.")
 def info(as_json: AsJson = False) -> None:
     """Show versions, device, backbones and whether their weights are at hand, and what the cache holds."""
     from softtriple import about
 
     told = about.facts()
-    print(json.dumps(told) if as_json else about.text(told))  # noqa: T201
+    print(json.dumps(told) if as_json else about.text(told))
 
 
 def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
@@ -365,7 +369,7 @@ def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
 def _fail(reason: str) -> NoReturn:
     # One line, whatever is in the name of a file: line breaks, or what a terminal would obey.
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
-    print(f"{_speaker()}: {line}", file=sys.stderr)  # noqa: T201
+    print(f"{_speaker()}: {line}", file=sys.stderr)
     sys.exit(1)
 
 
@@ -375,22 +379,19 @@ def _speaker() -> str:
     return "softtriple" if rank == "0" else f"softtriple, rank {rank}"
 
 
-def _about_data(settings: list[str] | None) -> list[str]:
-    """Settings for verbs that read data and train nothing: of the others none would have an effect."""
+def _reading(data: str, settings: list[str] | None, on_error: str | None = None) -> Config:
+    """How to read DATA, for verbs that train nothing: settings of anything else would have no effect."""
     for setting in settings or []:
         if not setting.startswith("data."):
             raise typer.BadParameter(f"{setting}: only data.* has an effect here", param_hint="--set")
-    return settings or []
-
-
-def _on_error(choice: str | None) -> list[str]:
-    return [] if choice is None else [f"data.on_error={choice}"]
+    chosen = [] if on_error is None else [f"data.on_error={on_error}"]
+    return with_settings(Config(dataset=data), [*chosen, *(settings or [])])
 
 
 def _print_report(report: "Report", as_json: bool, **more: str) -> None:
     from softtriple.metrics import format_table
 
-    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))  # noqa: T201
+    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))
 
 
 def _command() -> str:
