@@ -15,7 +15,7 @@ from tests.gallery.small_gallery import COLORS, HOSTILE, PER_CLASS, Collection
 
 from softtriple.gallery import Settings
 from softtriple.gallery.contents import Contents
-from softtriple.gallery.thumbnails import make_thumbnail
+from softtriple.gallery.thumbnails import make_thumbnail, thumbnail_maker
 from softtriple.models import Encoder
 from softtriple.pixels import ImageError
 from softtriple.search import Item
@@ -169,6 +169,17 @@ def png(side: int = 40) -> bytes:
     buffer = BytesIO()
     Image.effect_noise((side, side), 80).save(buffer, "PNG")
     return buffer.getvalue()
+
+
+def test_only_small_thumbnails_are_remembered(tmp_path: Path) -> None:
+    source = tmp_path / "a.png"
+    source.write_bytes(png())
+    thumbnail = thumbnail_maker()
+    small = [thumbnail(str(source), "small"), thumbnail(str(source), "large")][0]
+    source.unlink()
+    assert thumbnail(str(source), "small") == small
+    with pytest.raises(ImageError, match="no such file"):
+        thumbnail(str(source), "large")
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"

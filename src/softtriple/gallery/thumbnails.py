@@ -19,8 +19,12 @@ _NAME = "a picture in the store"
 
 
 def thumbnail_maker() -> Callable[[str, Size], bytes]:
-    """A function from the source of an item and a size to a WebP picture, which remembers the last ones."""
-    return lru_cache(KEPT)(make_thumbnail)
+    """A function from the source of an item and a size to a WebP picture, which remembers the last small ones.
+
+    Large ones are looked at one by one, and so many of them would fill the memory.
+    """
+    kept = lru_cache(KEPT)(make_thumbnail)
+    return lambda source, size: kept(source, size) if size == "small" else make_thumbnail(source, size)
 
 
 def make_thumbnail(source: str, size: Size) -> bytes:
