@@ -69,10 +69,12 @@ def sample(sizes: Mapping[str, int], most: int) -> tuple[set[str], int]:
     total = sum(sizes.values())
     if total <= most:
         return set(sizes), 1
-    names = sorted(sizes)
-    drawn = [names[place] for place in stream("gallery classes", 0).permutation(len(names))]
-    fitting = int((np.cumsum([sizes[name] for name in drawn]) <= most).sum())
-    return (set(drawn[:fitting]), 1) if fitting > 1 else (set(names), -(-total // most))
+    names, chosen, items = sorted(sizes), set(), 0
+    for place in stream("gallery classes", 0).permutation(len(names)):
+        if items + sizes[names[place]] <= most:
+            chosen.add(names[place])
+            items += sizes[names[place]]
+    return (chosen, 1) if len(chosen) > 1 else (set(names), -(-total // most))
 
 
 def mixed_order(snapshot: Snapshot) -> list[int]:

@@ -27,6 +27,7 @@ export async function searchPage(_, { about, signal }) {
     running.abort(); // what comes late from an earlier query must not replace this one's
     running = new AbortController();
     const stop = AbortSignal.any([signal, running.signal]);
+    last = null;
     results.hidden = false;
     results.setAttribute("aria-busy", "true");
     results.replaceChildren(h("h2", {}, "Results"), h("p", { class: "loading" }, "Searching …"));
@@ -37,7 +38,6 @@ export async function searchPage(_, { about, signal }) {
       results.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
     } catch (error) {
       if (stop.aborted) return;
-      last = null;
       results.replaceChildren(h("h2", {}, "Results"), errorBox(error));
     }
     results.removeAttribute("aria-busy");
