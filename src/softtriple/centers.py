@@ -6,6 +6,7 @@ from pathlib import Path
 
 from softtriple.files import appearing_file
 from softtriple.inference import read_centers
+from softtriple.losses import build_loss
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.models import Encoder
 from softtriple.papers.figures import draw_centers, png, svg
@@ -31,8 +32,11 @@ def count_centers(run: Path) -> CenterCounts:
     encoder = Encoder.load(run)
     centers = read_centers(RunDir(run), encoder)
     if centers is None:
-        loss = RunDir(run).read_config().loss.name
-        raise ValueError(f"{run}: the loss {loss} has no centres to count; softtriple has")
+        loss = RunDir(run).read_config().loss
+        built = build_loss(loss.name, len(encoder.class_names), encoder.dim, **loss.options)
+        if hasattr(built, "centers"):
+            raise ValueError(f"{RunDir(run).centers_file}: it is missing, or not of the classes of this run")
+        raise ValueError(f"{run}: the loss {loss.name} has no centres to count; softtriple has")
     counts = count_distinct(centers, MERGED).tolist()
     ordered = sorted(zip(encoder.class_names, counts, strict=True), key=lambda pair: (-pair[1], pair[0]))
     return CenterCounts(dict(ordered), centers.shape[1])

@@ -35,6 +35,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
 ]
+DataSettings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="How to read DATA, such as data.label=kind; repeatable.", metavar="A.B=C"),
+]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
     typer.Option("--on-error", help="At a file that cannot be read: stop, or skip it and say why; default stop."),
@@ -56,12 +60,14 @@ def main() -> None:
         _fail(f"out of memory ({str(error).splitlines()[0]})")
 
 
-@app.command()
+@app.command(short_help="Train an encoder on labelled data.")
 def train(
     data: Data,
     out: Annotated[Path, typer.Option("--out", help="The run directory, new unless --resume.", metavar="RUN")],
     config: Annotated[Path | None, typer.Option("--config", help="TOML file to start from.", metavar="FILE")] = None,
-    preset: Annotated[str | None, typer.Option("--preset", help="A published recipe: paper, official or sop.")] = None,
+    preset: Annotated[
+        Literal["paper", "official", "sop"] | None, typer.Option("--preset", help="A published recipe.")
+    ] = None,
     loss: Annotated[str | None, typer.Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
     backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
     dim: Annotated[int | None, typer.Option("--dim", help="Length of the embedding.", metavar="N")] = None,
@@ -105,7 +111,7 @@ def train(
     reporter.note(f"the encoder is in {outcome.run.encoder}, the report in {outcome.run.page_file}")
 
 
-@app.command()
+@app.command(short_help="Measure a run, or vectors from anywhere.")
 def evaluate(
     source: Annotated[
         str, typer.Argument(help="A run directory, or a .npz or .parquet of vectors and labels.", metavar="RUN_OR_FILE")
@@ -119,7 +125,7 @@ def evaluate(
     recall_at: Annotated[
         str | None, typer.Option("--recall-at", help="The ks of Recall@k for a file.", metavar="1,2,4,8")
     ] = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure retrieval and clustering of a run on its test classes, or of vectors from anywhere."""
@@ -144,13 +150,13 @@ def evaluate(
             _print_report(report, as_json)
 
 
-@app.command()
+@app.command(short_help="Write vectors to .npz or .parquet.")
 def embed(
-    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    run: RunArgument,
     data: Data,
     out: Annotated[Path, typer.Option("--out", help=".npz or .parquet to write.", metavar="FILE")],
     on_error: OnError = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
 ) -> None:
     """Write the embedding, class and path of every item of DATA to FILE."""
     from softtriple import dist, inference
@@ -163,7 +169,7 @@ def embed(
         reporter.note(f"{count} embeddings in {out}")
 
 
-@app.command()
+@app.command(short_help="The whole path on embedded data, in a minute.")
 def demo(
     out: Annotated[
         Path | None, typer.Option("--out", help="For runs and report; runs/demo, or the next free name.", metavar="DIR")
@@ -183,7 +189,7 @@ def demo(
         print(f"the report with pictures is in {page}")
 
 
-@app.command()
+@app.command(short_help="Run a table or figure of the paper.")
 def reproduce(
     target: Annotated[
         str,
@@ -200,7 +206,7 @@ def reproduce(
         str | None, typer.Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
     ] = None,
     protocol: Annotated[
-        str | None,
+        Literal["full", "head"] | None,
         typer.Option("--protocol", help="full: as the paper; head: on kept features (default without a GPU)."),
     ] = None,
     settings: Settings = None,
@@ -224,7 +230,7 @@ def reproduce(
     reporter.note(f"\nwritten: {', '.join(files)}")
 
 
-@app.command()
+@app.command(short_help="Put vectors into a store.")
 def index(
     run: RunArgument,
     data: Data,
@@ -238,7 +244,7 @@ def index(
     delete: Annotated[bool, typer.Option("--delete", help="Remove the items of DATA from the store instead.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
     on_error: OnError = None,
-    settings: Settings = None,
+    settings: DataSettings = None,
     as_json: AsJson = False,
 ) -> None:
     """Embed the items of DATA with the encoder of RUN and put them into a vector store; what is there is updated."""
@@ -263,11 +269,11 @@ def index(
     print(json.dumps({"store": store, **told}) if as_json else f"{store}: {text}")
 
 
-@app.command()
+@app.command(short_help="Find what is similar in a store.")
 def search(
     run: RunArgument,
     queries: Annotated[
-        list[str], typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY...")
+        list[str], typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY")
     ],
     store: StoreOption,
     k: Annotated[int, typer.Option("-k", help="How many neighbours.", min=1, metavar="N")] = 10,
@@ -286,7 +292,7 @@ def search(
     print(json.dumps(catalog.answers(queries, found)) if as_json else tables)
 
 
-@app.command()
+@app.command(short_help="Count the distinct centres of each class.")
 def centers(
     run: RunArgument,
     out: Annotated[Path | None, typer.Option("--out", help="Draw them to a .svg or .png file.", metavar="FILE")] = None,
@@ -302,11 +308,13 @@ def centers(
     print(json.dumps(told) if as_json else counting.text(counts))
 
 
-@app.command()
+@app.command(short_help="Write the encoder as ONNX or TorchScript.")
 def export(
-    run: Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")],
+    run: RunArgument,
     out: Annotated[Path, typer.Option("--out", help="The file: .onnx, .pt or .pt2 by its format.", metavar="FILE")],
-    format: Annotated[str, typer.Option("--format", help="onnx, torchscript or torch-export.")] = "onnx",
+    format: Annotated[
+        Literal["onnx", "torchscript", "torch-export"], typer.Option("--format", help="What reads it.")
+    ] = "onnx",
     as_json: AsJson = False,
 ) -> None:
     """Write the encoder of RUN as one file that needs no softtriple, once its vectors have been found the same."""
@@ -323,7 +331,7 @@ def export(
         print(f"input: {taken['name']}, {taken['type']} {taken['shape']}; the rest is written in the file")
 
 
-@app.command()
+@app.command(short_help="Look at a run and its store in the browser.")
 def serve(
     run: RunArgument,
     store: StoreOption,
@@ -347,7 +355,7 @@ def serve(
     serving.serve(run, store, host=host, port=port, token=token, allow_public=allow_public, reporter=Reporter())
 
 
-@app.command()
+@app.command(short_help="Show versions, device, weights and cache.")
 def info(
     prune: Annotated[
         float | None,

@@ -9,7 +9,9 @@
 ((150, 8), True)
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import numpy as np
@@ -86,8 +88,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         """Learn the embedding of ``X`` from the classes ``y``."""
         X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         check_classification_targets(y)
-        if self.epochs < 1:
-            raise ValueError(f"epochs = {self.epochs} is too few: at least 1 is needed")
+        self._refuse_wrong_parameters()
         self.classes_, labels = np.unique(y, return_inverse=True)
         features, targets = torch.tensor(X, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
@@ -125,6 +126,18 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
     @property
     def _n_features_out(self) -> int:
         return self.encoder_.dim
+
+    def _refuse_wrong_parameters(self) -> None:
+        """What `SoftTripleLoss` does not check itself, under the names that it has here."""
+        for name in ("n_components", "epochs", "batch_size"):
+            if not _is_size(value := getattr(self, name)):
+                raise ValueError(f"{name} = {value!r} must be a whole number above 0")
+        for name in ("learning_rate", "center_learning_rate"):
+            if not (isinstance(value := getattr(self, name), Real) and 0 <= float(value) < math.inf):
+                raise ValueError(f"{name} = {value!r} must be a finite number, at least 0")
+        sizes = self.hidden_layer_sizes
+        if not (isinstance(sizes, Iterable) and all(map(_is_size, sizes))):
+            raise ValueError(f"hidden_layer_sizes = {sizes!r} must be whole numbers above 0, such as (16,)")
 
     def _build(
         self, features: Float[Tensor, "items features"], class_sizes: Int64[np.ndarray, " classes"]
@@ -170,3 +183,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
         with torch.no_grad():
             return self.loss_.similarities(self.encoder_(torch.tensor(X))).numpy()
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) > 0

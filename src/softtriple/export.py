@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from softtriple.files import appearing_file
 from softtriple.models import Encoder, Preprocess
-from softtriple.models.text import HashedNgrams
+from softtriple.models.text import LETTERS, MOST_CHARACTERS, HashedNgrams
 
 OPSET = 18
 TOLERANCE = 1e-4  # how much any number of a vector may differ from the encoder's
@@ -196,13 +196,15 @@ def _describe_input(encoder: Encoder) -> dict[str, Any]:
     rows = preprocess([_TEXTS[0]])
     example = {"text": _TEXTS[0], "row": rows[0].tolist()}
     if isinstance(preprocess, HashedNgrams):
+        lengths = ", of ".join(map(str, LETTERS))
         return {
             "name": "ngrams",
             "type": "int64",
             "shape": ["batch", "length"],
             "buckets": preprocess.buckets,
-            "meaning": "take the first 4096 characters, Unicode NFKC, case-folded; find words by \\w+|[^\\w\\s] and put"
-            " each between < and >; for each word in turn: the word, then its substrings of 3, of 4, of 5 characters;"
+            "meaning": f"take the first {MOST_CHARACTERS} characters, Unicode NFKC, case-folded; find words by"
+            " \\w+|[^\\w\\s] and put each between < and >; for each word in turn: the word, then its substrings"
+            f" of {lengths} characters;"
             " then each two neighbouring words with a space between; the number of each of these is the CRC-32 of its"
             " UTF-8 modulo buckets, plus 1; 0 fills rows up to one length",
             "example": example,

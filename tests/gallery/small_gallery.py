@@ -1,6 +1,5 @@
 """A small gallery of pictures on disk with its encoder and its centres, and a server to show it."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from tests.gallery.memory_store import MemoryStore
 from torch import Tensor
 
 from softtriple.gallery import Settings, create_app
-from softtriple.gallery.server import make_server
+from softtriple.gallery.server import listen, make_server
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.search import Item
 
@@ -68,9 +67,8 @@ def draw_disc(color: tuple[int, int, int], random: np.random.Generator) -> Image
 @contextmanager
 def running(app, settings: Settings | None = None) -> Iterator[str]:
     """The address of a server of ``app``."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        server = make_server(app, settings or Settings(), "127.0.0.1", 0)
+    with listen("127.0.0.1", 0) as listening:
+        server = make_server(app, settings or Settings())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

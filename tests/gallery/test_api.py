@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from starlette.exceptions import HTTPException
 from tests.gallery.memory_store import MemoryStore
 from tests.gallery.small_gallery import COLORS, HOSTILE, PER_CLASS, Collection
 
 from softtriple.gallery import Settings
 from softtriple.gallery.contents import Contents
+from softtriple.gallery.thumbnails import make_thumbnail, thumbnail_maker
 from softtriple.models import Encoder
+from softtriple.pixels import ImageError
 from softtriple.search import Item
 
 TOTAL = PER_CLASS * len(COLORS) + 1
@@ -104,6 +107,27 @@ def test_a_trained_class_has_centres_and_a_new_one_items(client: httpx.Client) -
     assert len(new["items"]) == PER_CLASS
 
 
+def test_items_of_a_class_say_what_they_are_taken_for(client: httpx.Client) -> None:
+    green = client.get("/api/class", params={"class": "green"}).json()
+    taken = [item["id"] for center in green["centers"] for item in center["items"] if item["taken_for"] == "blue"]
+    assert taken == ["set/mislabelled.png"]
+    listed = client.get("/api/items", params={"class": "green", "limit": 100}).json()["items"]
+    assert [item["id"] for item in listed if item["taken_for"] == "blue"] == taken
+    confused = sum(confusion["items"] for confusion in green["summary"]["confused"])
+    assert sum(item["taken_for"] is not None for item in listed) == confused
+
+
+def test_the_items_of_a_centre_in_pages(client: httpx.Client) -> None:
+    shown = client.get("/api/class", params={"class": "blue"}).json()["centers"]
+    for place, center in enumerate(shown):
+        page = client.get("/api/items", params={"class": "blue", "center": place}).json()
+        assert (page["total"], page["items"]) == (center["count"], center["items"])
+
+
+def test_class_names_in_order(client: httpx.Client) -> None:
+    assert client.get("/api/class-names").json() == {"class_names": sorted(COLORS)}
+
+
 def test_the_map_has_every_item(client: httpx.Client, collection: Collection) -> None:
     answer = client.get("/api/map").json()
     assert answer["ids"] == list(collection.ids)
@@ -132,23 +156,73 @@ def test_large_and_embedded_pictures(collection: Collection, tmp_path: Path) -> 
     sizes = [Image.open(BytesIO(contents.thumbnail("wide", size))).size for size in ("small", "large")]
     assert sizes == [(256, 128), (800, 400)]
     assert Image.open(BytesIO(contents.thumbnail("dot", "small"))).size == (1, 1)
-    for missing in ("gone", "bare", "nowhere"):
-        with pytest.raises(Exception, match=r"cannot be shown|no picture|no item"):
+    for missing, sentence in (
+        ("gone", "cannot be shown: no such file"),
+        ("bare", "no picture"),
+        ("nowhere", "no item"),
+    ):
+        with pytest.raises(HTTPException, match=sentence):
             contents.thumbnail(missing, "small")
+
+
+def png(side: int = 40) -> bytes:
+    buffer = BytesIO()
+    Image.effect_noise((side, side), 80).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def test_only_small_thumbnails_are_remembered(tmp_path: Path) -> None:
+    source = tmp_path / "a.png"
+    source.write_bytes(png())
+    thumbnail = thumbnail_maker()
+    small = [thumbnail(str(source), "small"), thumbnail(str(source), "large")][0]
+    source.unlink()
+    assert thumbnail(str(source), "small") == small
+    with pytest.raises(ImageError, match="no such file"):
+        thumbnail(str(source), "large")
+
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n"
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [b64encode(EPS).decode(), b64encode(png()).decode()[:-3], b64encode(png()[:300]).decode(), "", "é"],
+    ids=["another format", "damaged base64", "damaged picture", "nothing", "no base64"],
+)
+def test_an_embedded_picture_is_a_png_or_nothing(encoded: str) -> None:
+    with pytest.raises(ImageError, match="a picture in the store: not a readable PNG"):
+        make_thumbnail(f"data:image/png;base64,{encoded}", "small")
 
 
 def test_new_items_are_seen_without_a_restart(collection: Collection) -> None:
     store = MemoryStore([Item("one", 0, "a", "")], np.eye(8, dtype=np.float32)[:1])
     contents = Contents(collection.encoder, store, None, Settings())
-    assert contents.items(0, 10, None).total == 1
+    assert contents.items(0, 10).total == 1
     store.put([Item("two", 1, "b", "")], np.eye(8, dtype=np.float32)[1:2])
-    assert contents.items(0, 10, None).total == 2
+    assert contents.items(0, 10).total == 2
     assert len(contents.classes().classes) == 2
 
 
-def test_a_large_store_says_that_it_was_sampled(collection: Collection) -> None:
-    contents = Contents(collection.encoder, collection.store, None, Settings(analyzed_items=10, map_points=4))
-    assert contents.classes().sampled == len(contents.items(0, 100, None).items) <= 10
+def test_items_of_another_class_are_seen_though_there_are_as_many(collection: Collection) -> None:
+    vector = np.eye(8, dtype=np.float32)[:1]
+    store = MemoryStore([Item("one", 0, "a", "")], vector)
+    contents = Contents(collection.encoder, store, None, Settings(recount_seconds=0.0))
+    assert [one.class_name for one in contents.classes().classes] == ["a"]
+    store.put([Item("one", 1, "b", "")], vector)
+    assert [one.class_name for one in contents.classes().classes] == ["b"]
+
+
+def test_a_large_store_is_measured_by_some_classes_and_knows_the_others(collection: Collection) -> None:
+    settings = Settings(analyzed_items=2 * PER_CLASS + 1, map_points=4)
+    contents = Contents(collection.encoder, collection.store, collection.centers, settings)
+    found = contents.classes()
+    assert len(found.classes) == 2
+    assert found.sampled == sum(one.items for one in found.classes) == len(contents.items(0, 100).items)
+    (left_out,) = set(COLORS) - {one.class_name for one in found.classes}
+    summary = contents.class_page(left_out).summary
+    assert (summary.items, summary.recall, summary.confused) == (collection.store.classes()[left_out], None, [])
+    assert contents.items(0, 100, left_out).items == []
     shown = contents.map()
     assert (len(shown.ids), shown.total) == (4, TOTAL)
 
@@ -158,7 +232,7 @@ def test_a_run_on_vectors_has_names_instead_of_pictures() -> None:
     store = MemoryStore([Item("row:0", 0, "a", "")], np.eye(3, dtype=np.float32)[:1])
     contents = Contents(encoder, store, None, Settings())
     assert contents.about().kind == "vector"
-    (item,) = contents.items(0, 10, None).items
+    (item,) = contents.items(0, 10).items
     assert (item.has_picture, item.text) == (False, None)
     for ask in (lambda: contents.embed_upload(b""), lambda: contents.embed_text("a bird")):
         with pytest.raises(Exception, match="this run's encoder takes vectors"):
@@ -189,6 +263,8 @@ def test_a_run_on_texts_is_asked_by_text() -> None:
         ("/api/class?class=nothing", 404, "there is no class 'nothing' here"),
         ("/api/items?class=nothing", 404, "there is no class 'nothing' here"),
         ("/api/items?limit=100000", 422, "limit: "),
+        ("/api/items?center=0", 422, "center: it goes with a class"),
+        ("/api/items?class=blue&center=2", 404, "the class 'blue' has 2 distinct centres, counted from 0"),
         ("/api/search/item?id=set/0-0.png&k=0", 422, "k: "),
         ("/api/search/item", 422, "id: Field required"),
         ("/api/search/text?text=bird", 404, "this run's encoder takes images, not texts"),
@@ -208,7 +284,7 @@ def test_every_address_is_described(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
         "/health",
-        *(f"/api/{name}" for name in ("about", "items", "thumbnail", "classes", "class", "map")),
+        *(f"/api/{name}" for name in ("about", "items", "thumbnail", "classes", "class", "class-names", "map")),
         *(f"/api/search/{name}" for name in ("image", "text", "item")),
     }
     for methods in described["paths"].values():

@@ -40,6 +40,12 @@ def test_every_answer_has_the_security_headers(client: httpx.Client, path: str) 
     assert "server" not in headers
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/health"])
+def test_whether_it_is_there_can_be_asked_without_the_content(client: httpx.Client, path: str) -> None:
+    answer = client.head(path)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
 def test_no_other_origin_is_let_in(client: httpx.Client) -> None:
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "POST"}
     for answer in (client.get("/api/about", headers=asked), client.options("/api/search/image", headers=asked)):
@@ -107,9 +113,16 @@ def test_with_the_token_there_are(gallery: Gallery) -> None:
     assert client.get("/api/about", headers=token).status_code == 200
     for path in ("/", "/docs", "/health", "/openapi.json"):
         assert client.get(path).status_code == 200, "these show no data"
+    described = client.get("/openapi.json").json()
+    (scheme,) = described["components"]["securitySchemes"].values()
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    secured = {
+        path for path, methods in described["paths"].items() if all("security" in one for one in methods.values())
+    }
+    assert secured == {path for path in described["paths"] if path.startswith("/api/")}
 
 
-@pytest.mark.parametrize("token", ["", " ", "sésam", "a\nb"])
+@pytest.mark.parametrize("token", ["", " ", "open sesame", "sesam ", "sésam", "a\nb"])
 def test_a_token_that_no_header_carries_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="token: it must be printable ASCII"):
         Settings(token=token)
@@ -178,7 +191,7 @@ def test_the_body_is_limited_said_or_unsaid(gallery: Gallery) -> None:
     unsaid = client.post("/api/search/image", content=pieces())  # chunked: no Content-Length
     for answer in (said, unsaid):
         assert answer.status_code == 413
-        assert answer.json() == {"error": "at most 50000 bytes can be sent"}
+        assert answer.json() == {"error": "at most 0.05 MB can be sent"}
     assert client.post("/api/search/image", content=bytes(50_000)).status_code == 415, "exactly as many are read"
     assert client.request("GET", "/health", content=bytes(50_001)).status_code == 413
 
@@ -228,7 +241,7 @@ def test_a_busy_encoder_turns_clients_away_with_429(collection: Collection, monk
         refused = upload()
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "2")
         assert "busy" in refused.json()["error"]
-        assert httpx.get(f"{url}/api/items", timeout=60).status_code == 200, "the rest goes on"
+        assert httpx.get(f"{url}/static/main.js", timeout=60).status_code == 200, "the rest goes on"
         ask.join()
         assert answers[0].status_code == 429
         assert "not done within 0.4 seconds" in answers[0].json()["error"]

@@ -11,11 +11,14 @@ from tests.gallery.memory_store import MemoryStore
 
 from softtriple.evaluation import Embeddings, evaluate
 from softtriple.gallery.overview import (
+    ClassScore,
     Snapshot,
     center_groups,
     class_scores,
     mixed_order,
+    nearest_labels,
     project,
+    sample,
     take_snapshot,
 )
 from softtriple.search import Item
@@ -34,6 +37,10 @@ def random_snapshot(items: int = 90, num_classes: int = 5) -> Snapshot:
     return take_snapshot(random_store(items, num_classes), most=10_000)
 
 
+def scores_of(snapshot: Snapshot) -> list[ClassScore]:
+    return class_scores(snapshot, nearest_labels(snapshot))
+
+
 def test_a_snapshot_is_the_store() -> None:
     store = random_store(90, 5)
     snapshot = take_snapshot(store, most=90)
@@ -43,8 +50,23 @@ def test_a_snapshot_is_the_store() -> None:
         np.testing.assert_allclose(snapshot.vectors[row], store.get([item.id])[0].vector, atol=1e-6)
 
 
-@pytest.mark.parametrize(("most", "step"), [(89, 2), (45, 2), (44, 3), (10, 9), (1, 90)])
-def test_a_large_store_is_sampled_evenly(most: int, step: int) -> None:
+def test_a_large_store_is_sampled_by_whole_classes_so_that_recall_is_that_of_the_store() -> None:
+    """Pairs that find each other: thinned one by one, most would be alone."""
+    random = np.random.default_rng(0)
+    vectors = np.repeat(random.standard_normal((200, 6)), 2, axis=0)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    items = [Item(f"item {row}", row // 2, f"pair {row // 2}", "") for row in range(400)]
+    snapshot = take_snapshot(MemoryStore(items, vectors.astype(np.float32)), most=101)
+    assert (len(snapshot.items), len(snapshot.class_names), snapshot.total) == (100, 50, 400)
+    assert [score.recall for score in scores_of(snapshot)] == [1.0] * 50
+    sizes = {"huge": 1000} | {f"pair {number}": 2 for number in range(50)}
+    assert sample(sizes, most=100) == (set(sizes) - {"huge"}, 1), "what does not fit is passed over"
+    left_out = next(name for name in snapshot.sizes if name not in snapshot.class_names)
+    assert len(snapshot.rows_of(left_out)) == 0
+
+
+@pytest.mark.parametrize(("most", "step"), [(16, 6), (10, 9), (1, 90)])
+def test_classes_of_which_no_two_fit_are_thinned_evenly(most: int, step: int) -> None:
     store = random_store(90, 5)
     snapshot = take_snapshot(store, most)
     assert [item.id for item in snapshot.items] == [f"item {row}" for row in range(0, 90, step)]
@@ -63,7 +85,7 @@ def test_recall_of_classes_is_that_of_the_report() -> None:
     snapshot = random_snapshot()
     found = Embeddings(snapshot.vectors, snapshot.labels, class_names=snapshot.class_names)
     report = evaluate(found, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
-    scores = class_scores(snapshot)
+    scores = scores_of(snapshot)
     assert {score.name: score.recall for score in scores} == pytest.approx(report.recall_per_class)
     assert [score.recall for score in scores] == sorted(score.recall for score in scores)
 
@@ -71,7 +93,7 @@ def test_recall_of_classes_is_that_of_the_report() -> None:
 def test_confusions_by_the_book() -> None:
     snapshot = random_snapshot()
     similarity = (snapshot.vectors.double() @ snapshot.vectors.double().T).fill_diagonal_(-2)
-    for score in class_scores(snapshot):
+    for score in scores_of(snapshot):
         rows = snapshot.rows_of(score.name)
         expected = Counter(snapshot.class_names[snapshot.labels[similarity[row].argmax()]] for row in rows)
         expected.pop(score.name, None)
@@ -83,7 +105,7 @@ def test_confusions_by_the_book() -> None:
 def test_a_lone_item_has_no_recall_and_comes_last() -> None:
     items = [Item("a", 0, "alone", ""), Item("b", 1, "pair", ""), Item("c", 1, "pair", "")]
     vectors = F.normalize(torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.1, 1.0]]), dim=1).numpy()
-    pair, alone = class_scores(take_snapshot(MemoryStore(items, vectors), 10))
+    pair, alone = scores_of(take_snapshot(MemoryStore(items, vectors), 10))
     assert (pair.name, pair.recall, pair.confused) == ("pair", 1.0, ())
     assert (alone.name, alone.recall) == ("alone", None)
     assert alone.confused == (("pair", 1),)
@@ -114,7 +136,7 @@ def test_a_map_of_hardly_anything(items: int) -> None:
     assert len(rows) == len(points) == items
     assert np.isfinite(points).all()
     assert 0 <= explained <= 1 + 1e-9
-    assert len(class_scores(snapshot)) == min(items, 1)
+    assert len(scores_of(snapshot)) == min(items, 1)
 
 
 def test_a_map_of_vectors_of_one_number() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.gallery.memory_store import MemoryStore
@@ -83,16 +84,48 @@ def test_upload_shows_neighbours(address: str, open_page, collection: Collection
 
 def test_an_upload_whose_class_is_said_marks_the_others(address: str, open_page, collection: Collection) -> None:
     page = open_page(address)
-    page.get_by_label("Its class").fill("blue")
+    page.get_by_label("Class of your picture").fill("blue")
     page.set_input_files("input[type=file]", collection.folder / "0-0.png")
-    results = page.get_by_role("list", name="Neighbours, best first")
-    expect(results.get_by_text("✕ other class")).to_have_count(24 - 8)
+    marked = page.get_by_role("list", name="Neighbours, best first").get_by_text("✕ other class")
+    expect(marked).to_have_count(24 - 8)
+    # It can also be said, or corrected, when the neighbours are there.
+    page.get_by_label("Class of your picture").fill("zebra")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("There is no class “zebra” here.")).to_be_visible()
+    expect(marked).to_have_count(0)
+    page.get_by_label("Class of your picture").fill("green")
+    page.keyboard.press("Enter")
+    expect(marked).to_have_count(24 - 9)
+    expect(page.get_by_text("9 of 24 neighbours of class green.")).to_be_visible()
+
+
+def test_the_gallery_is_there_before_any_neighbour_is_computed(
+    collection: Collection, open_page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[object] = []
+    monkeypatch.setattr("softtriple.gallery.contents.nearest_labels", computed.append)
+    with running(collection.app()) as url:
+        page = open_page(url)
+        expect(page.get_by_role("list", name="Items of the gallery").get_by_role("listitem")).to_have_count(25)
+        page.get_by_label("Class of your picture").focus()
+        expect(page.locator("datalist option")).to_have_count(3)
+        page.goto("about:blank")
+    assert computed == []
+
+
+def test_a_picture_of_too_many_bytes_is_not_even_sent(collection: Collection, open_page) -> None:
+    settings = Settings(max_bytes=150_000)
+    with running(collection.app(settings), settings) as url:
+        page = open_page(url)
+        page.set_input_files("input[type=file]", {"name": "a.png", "mimeType": "image/png", "buffer": bytes(2_000_000)})
+        expect(page.get_by_role("alert").last).to_have_text("the picture has 2 MB; at most 0.2 MB can be sent")
+        page.goto("about:blank")
 
 
 def test_pictures_can_be_dropped_and_pasted(address: str, open_page, collection: Collection) -> None:
     for event, field in (("drop", "dataTransfer"), ("paste", "clipboardData")):
         page = open_page(address)
-        expect(page.get_by_text("Choose a picture")).to_be_visible()
+        expect(page.get_by_text("Choose a picture", exact=True)).to_be_visible()
         page.evaluate(
             """async ([event, field]) => {
                 const blob = await (await fetch("/api/thumbnail?id=set/0-1.png")).blob();
@@ -173,15 +206,16 @@ def test_the_map_is_drawn_and_answers_pointer_and_keys(address: str, open_page) 
     wait_until(lambda: painted(page)["sum"] != before["sum"])
     page.get_by_role("button", name="Show everything").click()
     page.mouse.move(0, 0)
-    assert painted(page)["sum"] == before["sum"]
+    wait_until(lambda: painted(page)["sum"] == before["sum"])
     canvas.focus()
     page.keyboard.press("+")
     page.keyboard.press("ArrowLeft")
-    assert painted(page)["sum"] != before["sum"]
+    wait_until(lambda: painted(page)["sum"] != before["sum"])
     expect(page.locator("#status")).not_to_be_empty()
     page.keyboard.press("0")
     page.get_by_role("combobox").focus()  # the cross goes with the focus
     page.get_by_role("combobox").select_option("blue")
+    wait_until(lambda: len(painted(page)["colors"]) < len(before["colors"]))
     x, y = painted(page)["somewhere"]  # the others are faint now
     canvas.click(position={"x": x, "y": y})
     expect(page.locator("figcaption")).to_have_text("Class blue")
@@ -209,6 +243,10 @@ def test_classes_lead_to_a_class_and_its_centres(address: str, open_page) -> Non
     page = open_page(f"{address}/#/classes")
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(3)
+    expect(page.locator(".lead")).to_contain_text(
+        re.compile(r"all items \(Recall@1\): .* in trained classes, .* in new")
+    )
+    expect(rows.filter(has_text="not trained")).to_have_count(1)
     recalls = [float(text.split()[0]) for text in page.locator(".share").all_inner_texts()]
     assert recalls == sorted(recalls), "worst first"
     page.get_by_label("Show classes named").fill("BLU")
@@ -219,6 +257,30 @@ def test_classes_lead_to_a_class_and_its_centres(address: str, open_page) -> Non
     expect(
         page.get_by_role("heading", name=re.compile("Centre 1 nearest to . items, 2 trained centres"))
     ).to_be_visible()
+
+
+def test_a_class_shows_what_is_taken_for_another(address: str, open_page) -> None:
+    page = open_page(f"{address}/#/class/green")
+    wrong = page.locator(".wrong").filter(has=page.get_by_title("mislabelled.png"))
+    expect(wrong).to_contain_text("✕ taken for blue")
+    assert re.search(r"rgb\(198, 40, 40\).* 3px", shadow(wrong)), "the outline"
+    page.goto(f"{address}/#/class/blue")
+    expect(page.get_by_text("1 more centre has no item of the store.")).to_be_visible()
+    expect(page.get_by_role("heading", level=2)).to_have_count(1)
+
+
+def test_a_large_class_is_shown_bit_by_bit(open_page) -> None:
+    encoder = Encoder.from_backbone("linear", dim=3, in_features=3).eval()
+    items = [Item(f"item {row}", 0, "a", "") for row in range(80)]
+    with running(create_app(encoder, MemoryStore(items, np.eye(3, dtype=np.float32)[[0] * 80]), None)) as url:
+        page = open_page(f"{url}/#/class/a")
+        shown = page.get_by_role("list", name="Items of the class").get_by_role("listitem")
+        for count in (24, 72):
+            expect(shown).to_have_count(count)
+            page.get_by_role("button", name="Show more").click()
+        expect(shown).to_have_count(80)
+        expect(page.get_by_role("button", name="Show more")).to_be_hidden()
+        page.goto("about:blank")
 
 
 def test_a_class_that_was_not_trained_on_and_has_a_hostile_name(address: str, open_page) -> None:
@@ -306,5 +368,5 @@ def test_nothing_is_wider_than_a_phone(address: str, open_page, path: str) -> No
 
 def test_the_documentation_names_every_address(address: str, open_page) -> None:
     page = open_page(f"{address}/docs")
-    expect(page.locator(".operation")).to_have_count(10)
+    expect(page.locator(".operation")).to_have_count(11)
     expect(page.get_by_role("heading", name="POST /api/search/image")).to_be_visible()

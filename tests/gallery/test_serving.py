@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from tests.gallery.small_gallery import Collection
 
 from softtriple.catalog import fingerprint
+from softtriple.gallery.server import listen
 from softtriple.gallery.serving import read_centers, settings_for
 from softtriple.gallery.settings import LOOPBACK
 from softtriple.search import Item, open_store
@@ -111,6 +112,7 @@ def test_a_run_and_its_store_are_served_until_ctrl_c(run: Path, collection: Coll
         (["--store", "STORE", "--host", "0.0.0.0"], 1, "others could look at everything"),
         (["--store", "nowhere"], 1, "nowhere: there is no store here"),
         (["--store", "STORE", "--port", "0"], 2, "--port"),
+        (["--store", "STORE", "--port", "TAKEN"], 1, "cannot be listened on (Address already in use); choose another"),
         ([], 2, "--store"),
     ],
 )
@@ -124,13 +126,16 @@ def test_what_a_user_got_wrong_is_said(
 ) -> None:
     from softtriple.cli import main
 
-    places = {"STORE": str(run.with_name("store"))}
-    given = [places.get(argument, argument) for argument in arguments]
-    monkeypatch.setattr(sys, "argv", ["softtriple", "serve", str(run), *given])
-    with pytest.raises(SystemExit) as stop:
-        main()
+    with listen("127.0.0.1", 0) as taken:
+        places = {"STORE": str(run.with_name("store")), "TAKEN": str(taken.getsockname()[1])}
+        given = [places.get(argument, argument) for argument in arguments]
+        monkeypatch.setattr(sys, "argv", ["softtriple", "serve", str(run), *given])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    said = capsys.readouterr().err
     assert stop.value.code == status
-    assert sentence in capsys.readouterr().err
+    assert sentence in said
+    assert "items at http" not in said
 
 
 def test_a_store_of_another_run_is_refused(run: Path, collection: Collection, tmp_path: Path) -> None:

@@ -56,6 +56,19 @@ def test_one_image_in_every_form_is_the_same_row(encoder: Encoder, pictures: lis
         assert np.array_equal(encoder.embed(form), expected)
 
 
+def test_one_image_with_its_channels_first_is_not_three_grey_ones(encoder: Encoder) -> None:
+    with pytest.raises(ValueError, match=r"height×width×3 is expected, got 3×20×30: permute\(1, 2, 0\)"):
+        encoder.embed(torch.zeros(3, 20, 30, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_vectors_that_are_no_numbers_are_refused(value: float) -> None:
+    vectors = np.ones((3, 2))
+    vectors[1, 0] = value
+    with pytest.raises(ValueError, match="vector 1: it holds NaN or infinite numbers"):
+        Encoder.from_backbone("linear", dim=2, in_features=2).eval().embed(vectors)
+
+
 def test_grey_is_grey(encoder: Encoder, pictures: list[Path]) -> None:
     grey = np.asarray(Image.open(pictures[3]))
     assert grey.ndim == 2

@@ -33,12 +33,16 @@ class About(BaseModel):
 
 
 class ItemAnswer(BaseModel):
-    """One stored item; ``text`` is that of a text item."""
+    """One stored item; ``text`` is that of a text item.
+
+    Items listed by class also say what they are ``taken_for``: the class of their nearest item, where it is another.
+    """
 
     id: str
     class_name: str
     text: str | None
     has_picture: bool
+    taken_for: str | None = None
 
 
 class HitAnswer(BaseModel):
@@ -73,7 +77,10 @@ class Confusion(BaseModel):
 
 
 class ClassSummary(BaseModel):
-    """How well the items of a class find each other; ``recall`` is null where a class has one item only."""
+    """How well the items of a class find each other.
+
+    ``recall`` is null where a class has one item only, or is not among those that a large store is measured by.
+    """
 
     class_name: str
     items: int
@@ -83,8 +90,17 @@ class ClassSummary(BaseModel):
     distinct_centers: int | None
 
 
+class ClassNames(BaseModel):
+    """The names of all classes, in order."""
+
+    class_names: list[str]
+
+
 class ClassList(BaseModel):
-    """All classes, worst first. ``recall`` is Recall@1 over all items."""
+    """All classes, worst first. ``recall`` is Recall@1 over all items.
+
+    ``sampled`` says of how many items, where the store has more than are measured: those of some classes, if possible.
+    """
 
     classes: list[ClassSummary]
     recall: float | None

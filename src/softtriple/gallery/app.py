@@ -6,14 +6,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
+from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from softtriple.gallery.answers import About, ClassList, ClassPage, Found, Health, ItemPage, MapAnswer, Problem
+from softtriple.gallery.answers import (
+    About,
+    ClassList,
+    ClassNames,
+    ClassPage,
+    Found,
+    Health,
+    ItemPage,
+    MapAnswer,
+    Problem,
+)
 from softtriple.gallery.contents import Contents
 from softtriple.gallery.guard import Guard
 from softtriple.gallery.settings import Settings
@@ -80,24 +91,29 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
     app.add_exception_handler(HTTPException, _refusal)
     app.add_exception_handler(RequestValidationError, _wrong_parameters)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"])
     async def health() -> Health:
         """Whether the server and its store answer; needs no token."""
         return Health(status="ok", items=await reading.run(contents.count))
 
-    @app.get("/api/about", tags=["server"])
+    # Only said here, for /openapi.json: it is the guard that asks for the token, before anything else.
+    bearer = HTTPBearer(auto_error=False, description="The token that the server was started with.")
+    api = APIRouter(prefix="/api", dependencies=[] if settings.token is None else [Depends(bearer)])
+
+    @api.get("/about", tags=["server"])
     async def about() -> About:
         """What is shown here: kind of items, counts, limits."""
         return await reading.run(contents.about)
 
-    @app.post("/api/search/image", tags=["search"], openapi_extra=_PICTURE_BODY)
+    @api.post("/search/image", tags=["search"], openapi_extra=_PICTURE_BODY)
     async def search_image(request: Request, k: Neighbors = 24, own_class: OwnClass = None) -> Found:
         """The neighbours of a picture, which is the body of the request, as it is in its file."""
         data = await request.body()
         vector = await encoding.run(lambda: contents.embed_upload(data))
         return await reading.run(lambda: contents.search_vector(vector, k, own_class))
 
-    @app.get("/api/search/text", tags=["search"])
+    @api.get("/search/text", tags=["search"])
     async def search_text(
         text: Annotated[str, Query(min_length=1, max_length=4000)], k: Neighbors = 24, own_class: OwnClass = None
     ) -> Found:
@@ -105,48 +121,60 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
         vector = await encoding.run(lambda: contents.embed_text(text))
         return await reading.run(lambda: contents.search_vector(vector, k, own_class))
 
-    @app.get("/api/search/item", tags=["search"])
+    @api.get("/search/item", tags=["search"])
     async def search_item(id: ItemId, k: Neighbors = 24) -> Found:
         """The neighbours of a stored item."""
         return await reading.run(lambda: contents.search_item(id, k))
 
-    @app.get("/api/items", tags=["items"])
+    @api.get("/items", tags=["items"])
     async def items(
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 48,
         of_class: Annotated[
             str | None, Query(alias="class", description="Only items of this class.", max_length=1024)
         ] = None,
+        center: Annotated[
+            int | None, Query(description="Only those nearest to this centre of the class, counted from 0.", ge=0)
+        ] = None,
     ) -> ItemPage:
-        """A page of items, of one class or of all."""
-        return await analyzing.run(lambda: contents.items(offset, limit, of_class))
+        """A page of items: of all, of one class, or of one of its centres."""
+        return await analyzing.run(lambda: contents.items(offset, limit, of_class, center))
 
-    @app.get("/api/thumbnail", tags=["items"], response_class=Response, responses=_PICTURE_ANSWER)
+    @api.get("/thumbnail", tags=["items"], response_class=Response, responses=_PICTURE_ANSWER)
     async def thumbnail(id: ItemId, size: Size = "small") -> Response:
         """A small picture of a stored item."""
         picture = await reading.run(lambda: contents.thumbnail(id, size))
         return Response(picture, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
 
-    @app.get("/api/classes", tags=["classes"])
+    @api.get("/classes", tags=["classes"])
     async def classes() -> ClassList:
         """Recall@1 of every class and what it is confused with, worst first."""
         return await analyzing.run(contents.classes)
 
-    @app.get("/api/class", tags=["classes"])
+    @api.get("/class-names", tags=["classes"])
+    async def class_names() -> ClassNames:
+        """The names of all classes; quicker than what is known about them."""
+        return ClassNames(class_names=await reading.run(contents.class_names))
+
+    @api.get("/class", tags=["classes"])
     async def class_page(name: ClassName) -> ClassPage:
         """One class: its recall, its centres, and the items that fall to each."""
         return await analyzing.run(lambda: contents.class_page(name))
 
-    @app.get("/api/map", tags=["classes"])
+    @api.get("/map", tags=["classes"])
     async def embedding_map() -> MapAnswer:
         """Items in the plane of the two principal directions."""
         return await analyzing.run(contents.map)
 
+    app.include_router(api)
+
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
         """The gallery."""
         return FileResponse(STATIC / "index.html")
 
+    @app.head("/docs", include_in_schema=False)
     @app.get("/docs", include_in_schema=False)
     async def docs() -> FileResponse:
         """The documentation of the JSON interface, drawn from /openapi.json."""

@@ -1,6 +1,7 @@
 """What there is to see: the answers to all that the page and its JSON interface ask. No HTTP here but refusals."""
 
 import math
+import time
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,12 +24,14 @@ from softtriple.gallery.answers import (
     MapAnswer,
 )
 from softtriple.gallery.overview import (
+    CenterGroup,
     ClassScore,
     Projection,
     Snapshot,
     center_groups,
     class_scores,
     mixed_order,
+    nearest_labels,
     project,
     take_snapshot,
 )
@@ -58,9 +61,14 @@ class Overview:
         return mixed_order(self.snapshot)
 
     @cached_property
-    def scores(self) -> list[ClassScore]:
-        """Classes, worst first."""
-        return class_scores(self.snapshot)
+    def taken_for(self) -> Tensor:
+        """The label of the nearest other item of each row."""
+        return nearest_labels(self.snapshot)
+
+    @cached_property
+    def scores(self) -> dict[str, ClassScore]:
+        """Classes by name, worst first."""
+        return {score.name: score for score in class_scores(self.snapshot, self.taken_for)}
 
     @cached_property
     def projection(self) -> Projection:
@@ -82,6 +90,7 @@ class Contents:
         self._distinct = None if centers is None else count_distinct(centers, MERGED).tolist()
         self._thumbnail = thumbnail_maker()
         self._overview: Overview | None = None
+        self._looked = 0.0  # when the classes were last counted
 
     # The store.
 
@@ -100,6 +109,10 @@ class Contents:
             fingerprint=self._store.fingerprint,
             max_bytes=self._settings.max_bytes,
         )
+
+    def class_names(self) -> list[str]:
+        """The names of all classes; other than ``classes``, without a look at any vector."""
+        return sorted(self._store.classes())
 
     def search_item(self, item_id: str, k: int) -> Found:
         """The neighbours of a stored item, without itself."""
@@ -134,13 +147,17 @@ class Contents:
 
     # The overview.
 
-    def items(self, offset: int, limit: int, class_name: str | None) -> ItemPage:
-        """Some of the items, of one class or of all."""
+    def items(self, offset: int, limit: int, class_name: str | None = None, center: int | None = None) -> ItemPage:
+        """Some of the items: of all, of a class, or of one of its centres."""
         overview = self._look()
-        snapshot = overview.snapshot
-        rows = overview.order if class_name is None else snapshot.rows_of(self._known(class_name)).tolist()
+        if class_name is None:
+            if center is not None:
+                raise HTTPException(422, "center: it goes with a class")
+            rows, answers = overview.order, self._answers
+        else:
+            rows, answers = self._rows(class_name, center), self._members
         return ItemPage(
-            items=self._answers(rows[offset : offset + limit]),
+            items=answers(rows[offset : offset + limit]),
             total=len(rows),
             next_offset=offset + limit if offset + limit < len(rows) else None,
         )
@@ -148,31 +165,26 @@ class Contents:
     def classes(self) -> ClassList:
         """Every class, worst first."""
         overview = self._look()
-        rated = [score for score in overview.scores if score.recall is not None]
+        rated = [score for score in overview.scores.values() if score.recall is not None]
         hits = sum(score.recall * score.items for score in rated if score.recall is not None)
         return ClassList(
-            classes=[self._summary(score) for score in overview.scores],
+            classes=[self._summary(name) for name in overview.scores],
             recall=hits / sum(score.items for score in rated) if rated else None,
             sampled=len(overview.snapshot.items) if len(overview.snapshot.items) < overview.snapshot.total else None,
         )
 
     def class_page(self, class_name: str) -> ClassPage:
         """A class, and what falls to its centres."""
-        overview = self._look()
-        self._known(class_name)
-        snapshot, number = overview.snapshot, self._trained.get(class_name)
-        (score,) = [score for score in overview.scores if score.name == class_name]
-        rows = snapshot.rows_of(class_name)
-        centers = None if self._centers is None or number is None else self._centers[number]
-        groups = [] if centers is None else center_groups(snapshot.vectors[rows], centers, rows.tolist())
+        self._look()
+        rows, groups = self._rows(class_name), self._groups(class_name)
         return ClassPage(
-            summary=self._summary(score),
-            centers_per_class=None if centers is None else len(centers),
+            summary=self._summary(class_name),
+            centers_per_class=sum(group.merged for group in groups) or None,
             centers=[
-                CenterAnswer(merged=group.merged, count=len(group.rows), items=self._answers(group.rows[:SHOWN]))
+                CenterAnswer(merged=group.merged, count=len(group.rows), items=self._members(group.rows[:SHOWN]))
                 for group in groups
             ],
-            items=[] if groups else self._answers(rows[:SHOWN].tolist()),
+            items=[] if groups else self._members(rows[:SHOWN]),
         )
 
     def map(self) -> MapAnswer:
@@ -191,17 +203,40 @@ class Contents:
         )
 
     def _look(self) -> Overview:
-        """The overview, made anew when the store has more or fewer items than it had."""
-        if self._overview is None or self._overview.snapshot.total != self._store.count():
-            snapshot = take_snapshot(self._store, self._settings.analyzed_items)
-            self._overview = Overview(snapshot, self._settings.map_points)
+        """The overview, made anew when the store has changed: items are counted each time, classes now and then."""
+        now = time.monotonic()
+        if self._overview is not None and self._overview.snapshot.total == self._store.count():
+            if now < self._looked + self._settings.recount_seconds:
+                return self._overview
+            if self._overview.snapshot.sizes == self._store.classes():
+                self._looked = now
+                return self._overview
+        snapshot = take_snapshot(self._store, self._settings.analyzed_items)
+        self._overview, self._looked = Overview(snapshot, self._settings.map_points), now
         return self._overview
 
-    def _known(self, class_name: str) -> str:
+    def _rows(self, class_name: str, center: int | None = None) -> list[int]:
+        """The rows of a class, or of one of its centres; none where the sample has left it out."""
         assert self._overview is not None
-        if class_name not in self._overview.snapshot.class_names:
+        snapshot = self._overview.snapshot
+        if class_name not in snapshot.sizes:
             raise HTTPException(404, f"there is no class {class_name!r} here")
-        return class_name
+        if center is None:
+            return list(snapshot.rows_of(class_name).tolist())
+        groups = self._groups(class_name)
+        if center >= len(groups):
+            raise HTTPException(404, f"the class {class_name!r} has {len(groups)} distinct centres, counted from 0")
+        return groups[center].rows
+
+    def _groups(self, class_name: str) -> list[CenterGroup]:
+        """What falls to each distinct centre of a class; nothing where it has no centres."""
+        assert self._overview is not None
+        number = self._trained.get(class_name)
+        if self._centers is None or number is None:
+            return []
+        snapshot = self._overview.snapshot
+        rows = snapshot.rows_of(class_name)
+        return center_groups(snapshot.vectors[rows], self._centers[number], rows.tolist())
 
     # Answers.
 
@@ -223,6 +258,16 @@ class Contents:
         assert self._overview is not None
         return [self._answer(self._overview.snapshot.items[row]) for row in rows]
 
+    def _members(self, rows: list[int]) -> list[ItemAnswer]:
+        """Items of one class, and which of them are taken for another."""
+        assert self._overview is not None
+        snapshot, taken_for = self._overview.snapshot, self._overview.taken_for
+        others = {row: int(taken_for[row]) for row in rows if taken_for[row] != snapshot.labels[row]}
+        return [
+            answer.model_copy(update={"taken_for": snapshot.class_names[others[row]]}) if row in others else answer
+            for row, answer in zip(rows, self._answers(rows), strict=True)
+        ]
+
     def _found(self, hits: list[Hit], query: Item | None, query_class: str | None) -> Found:
         return Found(
             query=None if query is None else self._answer(query),
@@ -237,13 +282,15 @@ class Contents:
             ],
         )
 
-    def _summary(self, score: ClassScore) -> ClassSummary:
-        number = self._trained.get(score.name)
+    def _summary(self, class_name: str) -> ClassSummary:
+        assert self._overview is not None
+        number, score = self._trained.get(class_name), self._overview.scores.get(class_name)
+        confused = () if score is None else score.confused[:CONFUSIONS]
         return ClassSummary(
-            class_name=score.name,
-            items=score.items,
-            recall=score.recall,
-            confused=[Confusion(class_name=name, items=count) for name, count in score.confused[:CONFUSIONS]],
+            class_name=class_name,
+            items=self._overview.snapshot.sizes[class_name] if score is None else score.items,
+            recall=None if score is None else score.recall,
+            confused=[Confusion(class_name=name, items=count) for name, count in confused],
             trained=number is not None,
             distinct_centers=None if self._distinct is None or number is None else self._distinct[number],
         )

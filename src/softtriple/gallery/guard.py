@@ -123,7 +123,7 @@ class Guard:
         return receive_within_limits
 
     def _too_large(self) -> HTTPException:
-        return HTTPException(413, f"at most {self._settings.max_bytes} bytes can be sent")
+        return HTTPException(413, f"at most {self._settings.max_bytes / 1e6:g} MB can be sent")
 
 
 def host_name(host: str) -> str:

@@ -4,7 +4,7 @@ Everything here is computed from a `Snapshot`, the vectors of a store read into 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,35 +21,60 @@ from softtriple.search import Item, Store, nearest
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The items of a store, or an even sample of them, with unit vectors; ``labels`` number ``class_names``."""
+    """The items of a store, or of some of its classes, with unit vectors; ``labels`` number ``class_names``."""
 
     items: tuple[Item, ...]
     vectors: Tensor  # (items, dim), float32
     labels: Tensor  # (items,), integers
     class_names: tuple[str, ...]
-    total: int  # how many items the store has
+    sizes: Mapping[str, int]  # how many items of each class the store had, also of classes that are left out
+
+    @property
+    def total(self) -> int:
+        """How many items the store had."""
+        return sum(self.sizes.values())
 
     def rows_of(self, class_name: str) -> Int[Tensor, " rows"]:
-        """The rows of the items of a class."""
+        """The rows of the items of a class, none of a class that is left out."""
+        if class_name not in self.class_names:
+            return torch.empty(0, dtype=torch.int64)
         return (self.labels == self.class_names.index(class_name)).nonzero()[:, 0]
 
 
 def take_snapshot(store: Store, most: int) -> Snapshot:
-    """Read ``store``; of more than ``most`` items every second, third and so on."""
-    total = store.count()
-    step = max(1, -(-total // most))
+    """Read ``store``, or a sample of about ``most`` of its items."""
+    sizes = store.classes()
+    chosen, step = sample(sizes, most)
     items: list[Item] = []
-    parts, start = [torch.empty(0, store.dim)], 0
+    parts, seen = [torch.empty(0, store.dim)], 0
     for batch, vectors in store.scan():
-        chosen = range(-start % step, len(batch), step)
-        items += [batch[row] for row in chosen]
-        parts.append(torch.from_numpy(np.asarray(vectors, dtype=np.float32)[chosen.start :: step]))
-        start += len(batch)
+        among = [row for row, item in enumerate(batch) if item.class_name in chosen]
+        rows = among[-seen % step :: step]
+        seen += len(among)
+        items += [batch[row] for row in rows]
+        parts.append(torch.from_numpy(np.asarray(vectors, dtype=np.float32)[rows]))
     # Not by the store's labels: data indexed in several goes may number the same classes differently.
     class_names = tuple(sorted({item.class_name for item in items}))
     number = {name: number for number, name in enumerate(class_names)}
     labels = torch.tensor([number[item.class_name] for item in items], dtype=torch.int64)
-    return Snapshot(tuple(items), F.normalize(torch.cat(parts), dim=1), labels, class_names, total)
+    return Snapshot(tuple(items), F.normalize(torch.cat(parts), dim=1), labels, class_names, sizes)
+
+
+def sample(sizes: Mapping[str, int], most: int) -> tuple[set[str], int]:
+    """The classes of a snapshot of at most ``most`` items, and of how many of their items it takes one.
+
+    Classes are drawn whole: an item whose class is thinned out has lost what it should find. Only where classes are so
+    large that no two fit, all of them are thinned.
+    """
+    total = sum(sizes.values())
+    if total <= most:
+        return set(sizes), 1
+    names, chosen, items = sorted(sizes), set(), 0
+    for place in stream("gallery classes", 0).permutation(len(names)):
+        if items + sizes[names[place]] <= most:
+            chosen.add(names[place])
+            items += sizes[names[place]]
+    return (chosen, 1) if len(chosen) > 1 else (set(names), -(-total // most))
 
 
 def mixed_order(snapshot: Snapshot) -> list[int]:
@@ -66,12 +91,16 @@ class ClassScore(NamedTuple):
     confused: tuple[tuple[str, int], ...]  # other classes of nearest items and how often, most frequent first
 
 
-def class_scores(snapshot: Snapshot) -> list[ClassScore]:
-    """The score of each class, worst first: exact, every item searched among all the others."""
+def nearest_labels(snapshot: Snapshot) -> Int[Tensor, " items"]:
+    """What each item is taken for: the class of its nearest other item, exact; a lone item's own."""
     if len(snapshot.items) < 2:
-        return [ClassScore(item.class_name, 1, None, ()) for item in snapshot.items]
-    found = nearest(snapshot.vectors, snapshot.vectors, 1, exclude_self=True).rows[:, 0]
-    pairs = Counter(zip(snapshot.labels.tolist(), snapshot.labels[found].tolist(), strict=True))
+        return snapshot.labels
+    return snapshot.labels[nearest(snapshot.vectors, snapshot.vectors, 1, exclude_self=True).rows[:, 0]]
+
+
+def class_scores(snapshot: Snapshot, taken_for: Int[Tensor, " items"]) -> list[ClassScore]:
+    """The score of each class, worst first, where items are taken for ``taken_for``."""
+    pairs = Counter(zip(snapshot.labels.tolist(), taken_for.tolist(), strict=True))
     sizes = Counter(snapshot.labels.tolist())
     confused: dict[int, list[tuple[str, int]]] = {label: [] for label in sizes}
     for (label, other), count in pairs.most_common():

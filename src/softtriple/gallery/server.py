@@ -1,6 +1,7 @@
 """uvicorn with limits, and a protocol that gives up on clients that dawdle."""
 
 import asyncio
+import socket
 from functools import partial
 from typing import Any
 
@@ -18,12 +19,20 @@ KEEP_ALIVE_SECONDS = 5
 MAX_CONNECTIONS = 1000
 
 
-def make_server(app: ASGIApp, settings: Settings, host: str, port: int) -> uvicorn.Server:
-    """The server of ``app``, not yet running."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections; where it cannot, uvicorn would say so in its own words and end the program."""
+    name = host_name(host)
+    try:
+        return socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]  # without the address, which Python repeats
+        raise OSError(f"--host {host} --port {port} cannot be listened on ({reason}); choose another") from error
+
+
+def make_server(app: ASGIApp, settings: Settings) -> uvicorn.Server:
+    """The server of ``app``, not yet running; its ``run`` takes the sockets."""
     config = uvicorn.Config(
         app,
-        host=host_name(host),
-        port=port,
         http=partial(PunctualProtocol, settings=settings),  # type: ignore[arg-type]  # any maker of a protocol will do
         ws="none",
         log_level="warning",

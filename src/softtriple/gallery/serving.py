@@ -5,7 +5,7 @@ from pathlib import Path
 from softtriple.catalog import fingerprint
 from softtriple.gallery.app import create_app
 from softtriple.gallery.guard import host_name, is_loopback
-from softtriple.gallery.server import make_server
+from softtriple.gallery.server import listen, make_server
 from softtriple.gallery.settings import LOOPBACK, Settings
 from softtriple.inference import read_centers
 from softtriple.models import Encoder
@@ -23,9 +23,10 @@ def serve(
     store = open_store(store_uri, fingerprint=fingerprint(run))
     try:
         app = create_app(encoder, store, read_centers(RunDir(run), encoder), settings)
-        shown = f"[{host_name(host)}]" if ":" in host_name(host) else host
-        reporter.note(f"{store.count()} items at http://{shown}:{port}/, interface at /docs; Ctrl-C stops")
-        make_server(app, settings, host, port).run()
+        with listen(host, port) as listening:
+            shown = f"[{host_name(host)}]" if ":" in host_name(host) else host
+            reporter.note(f"{store.count()} items at http://{shown}:{port}/, interface at /docs; Ctrl-C stops")
+            make_server(app, settings).run(sockets=[listening])
     finally:
         store.close()
 

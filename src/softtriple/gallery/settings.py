@@ -1,5 +1,6 @@
 """What the gallery allows: who may ask, how much, and for how long."""
 
+import re
 from dataclasses import dataclass
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -23,8 +24,9 @@ class Settings:
     max_encoding: int = 16  # pictures that wait for the encoder, which takes one at a time
     analyzed_items: int = 100_000  # beyond these, recall and map are those of a sample
     map_points: int = 10_000
+    recount_seconds: float = 60.0  # after which it is asked again whether classes have changed
 
     def __post_init__(self) -> None:
         # What a header carries unchanged from every client.
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable() and self.token.strip()):
-            raise ValueError("token: it must be printable ASCII characters, at least one")
+        if self.token is not None and not re.fullmatch("[!-~]+", self.token):
+            raise ValueError("token: it must be printable ASCII characters without spaces, at least one")

@@ -40,6 +40,9 @@ def _image_batches(
     images: Any, preprocess: Preprocess, batch_size: int
 ) -> Iterator[UInt8[Tensor, "batch height width 3"]]:
     if isinstance(images, Tensor):
+        if images.ndim == 3 and images.shape[0] == 3 and images.shape[2] != 3:  # one image as torch has it, or three
+            shape = "×".join(map(str, images.shape))
+            raise ValueError(f"images: a tensor of height×width×3 is expected, got {shape}: permute(1, 2, 0)")
         images = images.numpy(force=True)
     single = isinstance(images, str | os.PathLike | Image.Image)
     if isinstance(images, np.ndarray):
@@ -56,6 +59,9 @@ def _vector_batches(vectors: Any, in_features: int, batch_size: int) -> Iterator
     if rows.ndim != 2 or rows.shape[1] != in_features or rows.dtype.kind not in "fiu":
         shape = "×".join(map(str, array.shape))
         raise ValueError(f"vectors: expected rows of {in_features} numbers, got {array.dtype} of shape {shape}")
+    wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(wrong):
+        raise ValueError(f"vector {wrong[0]}: it holds NaN or infinite numbers")
     for start in range(0, len(rows), batch_size):
         yield torch.from_numpy(np.array(rows[start : start + batch_size], dtype=np.float32))
 

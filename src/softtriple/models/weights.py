@@ -77,13 +77,17 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def downloaded_file(url: str) -> Path:
+    """Where the weight file at ``url`` is kept once it is downloaded: in PyTorch's cache directory."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+
+
 def _download(url: str) -> Path:
-    name = url.rsplit("/", 1)[-1]
-    path = Path(torch.hub.get_dir()) / "checkpoints" / name
+    path = downloaded_file(url)
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            torch.hub.download_url_to_file(url, str(path), _checksum_in_name(name), progress=False)
+            torch.hub.download_url_to_file(url, str(path), _checksum_in_name(path.name), progress=False)
         except OSError as error:  # every failure of urllib is one
             raise FileNotFoundError(
                 f"{url}: cannot be downloaded ({error}); get it elsewhere and give its path"

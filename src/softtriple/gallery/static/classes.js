@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { announce, breakable, classLink, count, h, percent } from "./dom.js";
-import { tiles } from "./tiles.js";
+import { growing } from "./tiles.js";
 
 const ROWS = 200;
 
@@ -24,8 +24,8 @@ export async function classesPage(_, { signal }) {
     h("h1", {}, "Classes, worst first"),
     h("p", { class: "lead" }, recall === null
       ? "No class has two items, so that there is nothing to find."
-      : `The nearest other item is of the same class for ${percent(recall)} of all items (Recall@1).`,
-      sampled === null ? "" : ` Measured on an even sample of ${count(sampled, "item")}.`),
+      : `The nearest other item of the store is of the same class for ${percent(recall)} of all items (Recall@1)${parts(classes)}.`,
+      sampled === null ? "" : ` Measured on a sample of ${count(classes.length, "class", "classes")} with ${count(sampled, "item")}: among all of the store it would be less.`),
     h("label", { class: "field" }, "Show classes named", filter),
     h("table", { class: "classes" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Class"), h("th", { scope: "col" }, "Recall@1"),
@@ -35,6 +35,18 @@ export async function classesPage(_, { signal }) {
     more);
 }
 
+// How much of it is owed to classes that the run was trained on; its report speaks of the others.
+function parts(classes) {
+  const [trained, unseen] = [true, false].map((kind) => meanRecall(classes.filter((one) => one.trained === kind)));
+  return trained === null || unseen === null ? "" : `: ${percent(trained)} in trained classes, ${percent(unseen)} in new ones`;
+}
+
+function meanRecall(classes) {
+  const rated = classes.filter((one) => one.recall !== null);
+  const items = rated.reduce((sum, one) => sum + one.items, 0);
+  return items ? rated.reduce((sum, one) => sum + one.recall * one.items, 0) / items : null;
+}
+
 function row(one, withCenters) {
   const [worst] = one.confused;
   return h("tr", {},
@@ -42,7 +54,7 @@ function row(one, withCenters) {
     h("td", {}, share(one.recall)),
     h("td", { class: "taken" }, worst ? [h("a", { href: classLink(worst.class_name) }, breakable(worst.class_name)), ` ${worst.items} of ${one.items}`] : "–"),
     h("td", { class: "number", "data-name": "Items" }, one.items),
-    withCenters ? h("td", { class: "number", "data-name": "Centres" }, one.distinct_centers ?? "–") : null);
+    withCenters ? h("td", { class: "number", "data-name": "Centres" }, one.distinct_centers ?? "not trained") : null);
 }
 
 function share(recall) {
@@ -54,31 +66,34 @@ function share(recall) {
 export async function classPage(name, { signal }) {
   const page = await get("class", { class: name }, signal);
   const { summary } = page;
+  const filled = page.centers.filter((one) => one.count);
+  const left = summary.recall === null && summary.items > 1; // out of the sample
+  const load = (center) => (offset) => get("items", { class: name, center, offset }, signal);
   return h("div", {},
     h("h1", {}, breakable(summary.class_name)),
     h("dl", { class: "facts" },
       fact("Items", summary.items.toLocaleString("en")),
-      fact("Recall@1", summary.recall === null ? "one item only" : percent(summary.recall)),
+      fact("Recall@1", summary.recall === null ? (left ? "not measured" : "one item only") : percent(summary.recall)),
       fact("Centres", page.centers_per_class === null
         ? (summary.trained ? "this loss has none" : "none: the run was not trained on this class")
         : `${summary.distinct_centers} distinct of ${page.centers_per_class}`),
       fact("Taken for", summary.confused.length
         ? summary.confused.map((other) => h("span", {}, h("a", { href: classLink(other.class_name) }, breakable(other.class_name)), ` ${other.items}`))
-        : "no other class")),
-    page.centers.length ? page.centers.map(center) : h("section", {}, h("h2", {}, "Items"), tiles(page.items, "Items of the class", { classes: false }), rest(page.items.length, summary.items)));
+        : left ? "not measured" : "no other class")),
+    left ? h("p", {}, "The store is so large that a sample of its classes is looked at, and this one is not among them.") : null,
+    filled.map((one, place) => center(one, place, load(place))),
+    filled.length && filled.length < page.centers.length
+      ? h("p", { class: "rest" }, `${count(page.centers.length - filled.length, "more centre has", "more centres have")} no item of the store.`) : null,
+    page.items.length ? h("section", {}, h("h2", {}, "Items"), growing(page.items, summary.items, "Items of the class", load(), { classes: false })) : null);
 }
 
 function fact(name, ...content) {
   return h("div", {}, h("dt", {}, name), h("dd", {}, content));
 }
 
-function center(one, place) {
+function center(one, place, load) {
   const merged = one.merged > 1 ? `, ${one.merged} trained centres in one place` : "";
   return h("section", {},
     h("h2", {}, `Centre ${place + 1}`, h("small", {}, ` nearest to ${count(one.count, "item")}${merged}`)),
-    one.count ? [tiles(one.items, `Items nearest to centre ${place + 1}`, { classes: false }), rest(one.items.length, one.count)] : h("p", {}, "No item of the store falls to it."));
-}
-
-function rest(shown, all) {
-  return shown < all ? h("p", { class: "rest" }, `and ${count(all - shown, "more", "more")}`) : null;
+    growing(one.items, one.count, `Items nearest to centre ${place + 1}`, load, { classes: false }));
 }

@@ -33,7 +33,7 @@ function parameter(one) {
   const text = kinds.flatMap((kind) => kind.enum?.join(" or ") ?? kind.type ?? []).filter((kind) => kind !== "null").join(" or ");
   const { minimum, maximum, default: usual } = one.schema;
   const range = minimum === undefined ? "" : ` from ${minimum} to ${maximum}`;
-  const said = [one.required ? "required" : null, usual === undefined || usual === null ? null : `usually ${usual}`].filter(Boolean);
+  const said = [one.required ? "required" : null, usual === undefined || usual === null ? null : `default ${usual}`].filter(Boolean);
   return h("tr", {}, h("th", { scope: "row" }, h("code", {}, one.name)), h("td", {}, text + range),
     h("td", {}, [one.description, said.length ? `(${said.join(", ")})` : ""].filter(Boolean).join(" ")));
 }

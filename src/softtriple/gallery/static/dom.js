@@ -26,7 +26,7 @@ export function count(number, noun, plural = `${noun}s`) {
 }
 
 export function percent(share) {
-  return share === null ? "–" : `${(100 * share).toFixed(1)} %`;
+  return share === null ? "–" : `${(100 * share).toFixed(1)}\u00a0%`;
 }
 
 export const itemLink = (id) => `#/item/${encodeURIComponent(id)}`;

@@ -38,12 +38,13 @@ function button(text, label, onclick) {
 
 class Chart {
   constructor(canvas, card, data, pictures) {
-    Object.assign(this, { canvas, card, data, pictures, chosen: -1, at: -1, crossed: false, pointers: new Map(), moved: 0 });
+    Object.assign(this, { canvas, card, data, pictures, chosen: -1, at: -1, crossed: false, pointers: new Map(), moved: 0, frame: null, stale: true });
     this.context = canvas.getContext("2d");
+    this.points = h("canvas"); // the items alone: ring and cross move over them without a look at each
     const middle = (values) => (Math.min(...bounds(values)) + Math.max(...bounds(values))) / 2;
     this.middle = [middle(data.x), middle(data.y)];
     const span = (values) => bounds(values)[1] - bounds(values)[0];
-    this.span = Math.max(span(data.x), span(data.y), 1e-9);
+    this.span = [span(data.x), span(data.y)].map((length) => Math.max(length, 1e-9));
     this.view = { zoom: 1, x: 0, y: 0 }; // what is shown in the middle, in pixels of the map at zoom 1
     const on = (types, handler) => types.split(" ").forEach((type) => canvas.addEventListener(type, handler.bind(this), { passive: false }));
     on("wheel", this.onWheel);
@@ -71,28 +72,39 @@ class Chart {
   resize() {
     const ratio = devicePixelRatio || 1;
     [this.width, this.height] = [this.canvas.clientWidth, this.canvas.clientHeight];
-    [this.canvas.width, this.canvas.height] = [this.width * ratio, this.height * ratio];
+    for (const canvas of [this.canvas, this.points]) [canvas.width, canvas.height] = [this.width * ratio, this.height * ratio];
+    this.scale = 0.92 * Math.min(this.width / this.span[0], this.height / this.span[1]);
     this.ratio = ratio;
     this.draw();
   }
 
   // Where an item is on the canvas.
   place(index) {
-    const scale = (0.92 * Math.min(this.width, this.height)) / this.span;
-    const { zoom, x, y } = this.view;
+    const { scale, view: { zoom, x, y } } = this;
     return [
       this.width / 2 + zoom * (scale * (this.data.x[index] - this.middle[0]) - x),
       this.height / 2 + zoom * (-scale * (this.data.y[index] - this.middle[1]) - y),
     ];
   }
 
-  draw() {
-    if (!this.width) return;
-    const { context: c, ratio, data } = this;
-    const style = getComputedStyle(this.canvas);
+  // Paint before the next frame, once, however often it is asked for.
+  draw({ stale = true } = {}) {
+    this.stale ||= stale;
+    this.frame ??= requestAnimationFrame(() => {
+      this.frame = null;
+      if (this.width) this.paint(getComputedStyle(this.canvas));
+    });
+  }
+
+  get size() {
+    return Math.min(8, 3.2 * Math.sqrt(this.view.zoom)) * (this.data.ids.length > 3000 ? 0.8 : 1);
+  }
+
+  paintPoints(style) {
+    const { ratio, data, size } = this;
+    const c = this.points.getContext("2d");
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.clearRect(0, 0, this.width, this.height);
-    const size = Math.min(8, 3.2 * Math.sqrt(this.view.zoom)) * (data.ids.length > 3000 ? 0.8 : 1);
     const paint = (index, faint) => {
       const [x, y] = this.place(index);
       if (x < -9 || y < -9 || x > this.width + 9 || y > this.height + 9) return;
@@ -104,7 +116,15 @@ class Chart {
     };
     for (const index of data.labels.keys()) if (this.chosen >= 0 && data.labels[index] !== this.chosen) paint(index, true);
     for (const index of data.labels.keys()) if (this.chosen < 0 || data.labels[index] === this.chosen) paint(index, false);
-    c.globalAlpha = 1;
+    this.stale = false;
+  }
+
+  paint(style) {
+    if (this.stale) this.paintPoints(style);
+    const { context: c, ratio, size } = this;
+    c.setTransform(1, 0, 0, 1, 0, 0);
+    c.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    c.drawImage(this.points, 0, 0);
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.strokeStyle = style.color;
     c.lineWidth = 2;
@@ -122,7 +142,7 @@ class Chart {
       }
       c.stroke();
     }
-    this.canvas.dataset.drawn = data.ids.length; // for those who test
+    this.canvas.dataset.drawn = this.data.ids.length; // for those who test
   }
 
   highlight(label) {
@@ -169,7 +189,7 @@ class Chart {
     this.at = index;
     this.card.hidden = index < 0;
     if (index >= 0) this.fillCard(index);
-    this.draw();
+    this.draw({ stale: false });
   }
 
   fillCard(index) {
@@ -188,7 +208,7 @@ class Chart {
 
   cross(shown) {
     this.crossed = shown;
-    this.draw();
+    this.draw({ stale: false });
   }
 
   onWheel(event) {

@@ -2,75 +2,108 @@
 
 import { get, sendPicture, sharpen } from "./api.js";
 import { announce, count, errorBox, h } from "./dom.js";
-import { tiles } from "./tiles.js";
+import { growing, tiles } from "./tiles.js";
 
 const INVITATIONS = {
-  image: "Drop a picture to see what is most similar to it, or begin with one of the gallery.",
+  image: "Choose a picture to see what is most similar to it, or begin with one of the gallery.",
   text: "Write a text to see what is most similar to it, or begin with one of the gallery.",
   vector: "Choose an item to see what is most similar to it.",
 };
 
-let last = null; // the query and what was found, still there when one comes back from an item
+let last = null; // the query, what was found and the class that was said, still there when one comes back from an item
 
 export async function searchPage(_, { about, signal }) {
   const results = h("section", { "aria-label": "Results", hidden: true });
-  const known = h("input", { name: "class", list: "class-names", autocomplete: "off", placeholder: "not known" });
-  const search = (query) => run(query, known.value.trim(), results, signal);
-  const forms = { image: () => pictureForm(search, signal), text: () => textForm(search), vector: () => null };
+  const own = classField(about.kind === "text" ? "text" : "picture", signal, () => mark());
+  // Those of another class than the query's, if that was said: before the search or after it.
+  const mark = async () => {
+    const said = await own.read();
+    if (!last) return;
+    last = { ...last, said };
+    render(last, results);
+  };
+  let running = new AbortController();
+  const search = async (query) => {
+    running.abort(); // what comes late from an earlier query must not replace this one's
+    running = new AbortController();
+    const stop = AbortSignal.any([signal, running.signal]);
+    last = null;
+    results.hidden = false;
+    results.setAttribute("aria-busy", "true");
+    results.replaceChildren(h("h2", {}, "Results"), h("p", { class: "loading" }, "Searching …"));
+    try {
+      last = { query, found: await query.call({ k: 24 }, stop), said: null };
+      await mark();
+      announce(`${count(last.found.hits.length, "neighbour")} found`);
+      results.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    } catch (error) {
+      if (stop.aborted) return;
+      results.replaceChildren(h("h2", {}, "Results"), errorBox(error));
+    }
+    results.removeAttribute("aria-busy");
+  };
+  const forms = { image: () => pictureForm(search, about.max_bytes, signal), text: () => textForm(search), vector: () => null };
   const form = forms[about.kind]();
   const page = h("div", {},
     h("h1", {}, "Find what is similar"),
     h("p", { class: "lead" }, INVITATIONS[about.kind]),
-    form && h("div", { class: "query" }, form, h("label", { class: "field" }, "Its class, to mark those of another", known, classNames(signal))),
+    form && h("div", { class: "query" }, form, own.field),
     results, await gallery(signal));
   if (last) render(last, results);
   return page;
 }
 
-// A query is {call(parameters, signal), preview: () => an element}.
-async function run(query, className, results, signal) {
-  results.hidden = false;
-  results.setAttribute("aria-busy", "true");
-  results.replaceChildren(h("h2", {}, "Results"), h("p", { class: "loading" }, "Searching …"));
-  try {
-    const found = await query.call({ class: className, k: 24 }, signal);
-    last = { query, found };
-    render(last, results);
-    announce(`${count(found.hits.length, "neighbour")} found`);
-    results.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-  } catch (error) {
-    if (signal.aborted) return;
-    last = null;
-    results.replaceChildren(h("h2", {}, "Results"), errorBox(error));
-  } finally {
-    results.removeAttribute("aria-busy");
-  }
+// The field for the class of the query; names are asked for when somebody is about to write one.
+function classField(noun, signal, changed) {
+  const list = h("datalist", { id: "class-names" });
+  const hint = h("span", { role: "status" });
+  let asked = null;
+  const names = () => (asked ??= get("class-names", {}, signal).then((answer) => answer.class_names, () => null));
+  const suggest = async () => {
+    const found = (await names()) ?? [];
+    list.replaceChildren(...found.map((value) => h("option", { value })));
+  };
+  const input = h("input", { name: "class", list: "class-names", autocomplete: "off", placeholder: "not known", value: last?.said, onfocus: suggest, onchange: changed });
+  const read = async () => {
+    const name = input.value.trim();
+    const wrong = name !== "" && (await names())?.includes(name) === false;
+    hint.textContent = wrong ? `There is no class “${name}” here.` : "";
+    return wrong || name === "" ? null : name;
+  };
+  return { field: h("label", { class: "field" }, `Class of your ${noun} (optional): others get a red frame`, input, list, hint), read };
 }
 
-function render({ query, found }, results) {
+// A query is {call(parameters, signal), preview: () => an element}.
+function render({ query, found, said }, results) {
   const clear = () => {
     last = null;
     results.hidden = true;
     results.replaceChildren();
   };
-  const agree = found.hits.filter((hit) => hit.same_class).length;
-  const told = found.query_class === null ? "" : `${agree} of ${count(found.hits.length, "neighbour")} of class ${found.query_class}.`;
+  const hits = found.hits.map((hit) => ({ ...hit, same_class: said === null ? null : hit.item.class_name === said }));
+  const agree = hits.filter((hit) => hit.same_class).length;
+  const told = said === null ? "" : `${agree} of ${count(hits.length, "neighbour")} of class ${said}.`;
   results.hidden = false;
   results.replaceChildren(
     h("div", { class: "heading" }, h("h2", {}, "Results"), h("button", { type: "button", class: "quiet", onclick: clear }, "Clear")),
     h("div", { class: "answer" }, h("figure", { class: "asked" }, query.preview(), h("figcaption", {}, "Your query")),
       h("div", {}, told && h("p", {}, told),
-        found.hits.length ? tiles(found.hits, "Neighbours, best first") : h("p", {}, "The store is empty."))));
+        hits.length ? tiles(hits, "Neighbours, best first") : h("p", {}, "The store is empty."))));
 }
 
-function pictureForm(search, signal) {
+function pictureForm(search, most, signal) {
   const input = h("input", { type: "file", accept: "image/*", class: "covered", onchange: () => take(input.files) });
   const zone = h("label", { class: "drop" }, input,
     h("strong", {}, "Choose a picture"), h("span", {}, "or drop it here, or paste it with Ctrl+V"));
   const take = (files) => {
     const [file] = files;
-    if (file) search({ call: (parameters, stop) => sendPicture(file, parameters, stop), preview: () => preview(file) });
+    if (file) search({ call: (parameters, stop) => send(file, parameters, stop), preview: () => preview(file) });
     input.value = "";
+  };
+  const send = async (file, parameters, stop) => {
+    const [size, limit] = [file.size, most].map((bytes) => (bytes / 1e6).toLocaleString("en", { maximumFractionDigits: 1 }));
+    if (file.size > most) throw new Error(`the picture has ${size} MB; at most ${limit} MB can be sent`);
+    return sendPicture(file, parameters, stop);
   };
   const over = (event) => {
     event.preventDefault();
@@ -101,32 +134,9 @@ function textForm(search) {
   return h("form", { class: "ask", onsubmit: submit }, h("label", { class: "field" }, "Text", input), h("button", {}, "Search"));
 }
 
-// Suggestions, which come when they come: classes take longer than the rest, and can be typed without.
-function classNames(signal) {
-  const list = h("datalist", { id: "class-names" });
-  const fill = ({ classes }) => {
-    const names = classes.map((one) => one.class_name).sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
-    list.append(...names.map((value) => h("option", { value })));
-  };
-  get("classes", {}, signal).then(fill, () => null);
-  return list;
-}
-
 async function gallery(signal) {
-  const first = await get("items", {}, signal);
-  const list = tiles(first.items, "Items of the gallery");
-  let next = first.next_offset;
-  const more = h("button", { type: "button", onclick: () => extend().catch((error) => more.replaceWith(errorBox(error))) }, "Show more");
-  const extend = async () => {
-    more.disabled = true;
-    const page = await get("items", { offset: next }, signal);
-    const added = [...tiles(page.items, "").children];
-    list.append(...added);
-    added[0].querySelector("a").focus({ preventScroll: true });
-    next = page.next_offset;
-    more.hidden = next === null;
-    more.disabled = false;
-  };
-  more.hidden = next === null;
-  return h("section", {}, h("h2", {}, "The gallery"), first.items.length ? list : h("p", {}, "The store is empty: softtriple index fills it."), more);
+  const load = (offset) => get("items", { offset }, signal);
+  const first = await load(0);
+  return h("section", {}, h("h2", {}, "The gallery"),
+    first.total ? growing(first.items, first.total, "Items of the gallery", load) : h("p", {}, "The store is empty: softtriple index fills it."));
 }

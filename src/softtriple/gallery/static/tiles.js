@@ -1,7 +1,7 @@
 // A grid of items, each a link to its own page. Arrow keys walk through it.
 
 import { picture } from "./api.js";
-import { breakable, h, itemLink, nameOf } from "./dom.js";
+import { breakable, errorBox, h, itemLink, nameOf } from "./dom.js";
 
 // `entries` are items, or hits: {item, score, same_class}. Where all are of one class, its name need not stand everywhere.
 export function tiles(entries, label, { classes = true } = {}) {
@@ -10,15 +10,35 @@ export function tiles(entries, label, { classes = true } = {}) {
   return list;
 }
 
+// The same, and a button that asks `load(offset)` for the next page as long as not `all` of the items are shown.
+export function growing(items, all, label, load, options) {
+  const list = tiles(items, label, options);
+  const more = h("button", { type: "button", onclick: () => extend().catch((error) => more.replaceWith(errorBox(error))) }, "Show more");
+  const extend = async () => {
+    more.disabled = true;
+    const page = await load(list.children.length);
+    const added = [...tiles(page.items, "", options).children];
+    list.append(...added);
+    added[0]?.querySelector("a").focus({ preventScroll: true });
+    more.hidden = page.next_offset === null;
+    more.disabled = false;
+  };
+  more.hidden = items.length >= all;
+  return [list, more];
+}
+
 function tile(entry, named) {
   const item = entry.item ?? entry;
-  const wrong = entry.same_class === false;
-  const caption = named && h("span", { class: "caption" },
-    h("span", { class: "class" }, breakable(item.class_name)),
+  const other = entry.same_class === false ? "other class" : null;
+  const wrong = item.taken_for ? ["taken for ", breakable(item.taken_for)] : other;
+  const caption = [
+    named ? h("span", { class: "class" }, breakable(item.class_name)) : null,
     entry.score === undefined ? null : h("span", { class: "score", title: "cosine similarity" }, entry.score.toFixed(3)),
-    wrong ? h("span", { class: "badge" }, "✕ other class") : null);
+    wrong ? h("span", { class: "badge" }, "✕ ", wrong) : null,
+  ];
   return h("li", { class: wrong ? "wrong" : null },
-    h("a", { href: itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, picture(item, { alt: named ? "" : nameOf(item) })), caption || null));
+    h("a", { href: itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, picture(item, { alt: named ? "" : nameOf(item) })),
+      caption.some(Boolean) ? h("span", { class: "caption" }, caption) : null));
 }
 
 function walk(event) {
