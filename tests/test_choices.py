@@ -62,5 +62,5 @@ def test_the_clock_decides_what_is_trained(
     config = choose_trainable(with_settings(Config(), ["train.epochs=60"]), *arguments, Reporter())
     assert config.model.trainable == trainable
     # Ten items in two seconds: 60 epochs of them, or 4 views.
-    assert "all layers: about 2 min here; head on kept features: about 8 s" in capsys.readouterr().err
+    assert "all layers: about 2 min here; head on cached features: about 8 s" in capsys.readouterr().err
     assert choose_trainable(config, *arguments, Reporter()) == config

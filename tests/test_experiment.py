@@ -152,7 +152,7 @@ def test_epochs_are_measured_against_the_gallery(tmp_path: Path, monkeypatch: py
     parts[2] = replace(parts[2], items=Vectors(-values[36:54]), labels=parts[1].labels)  # nothing is near its own class
     names = tuple(map(str, range(6)))
     drawn = Benchmark(name="drawn", class_names=names, train=parts[0], test=parts[1], gallery=parts[2])
-    monkeypatch.setattr(experiment, "load_benchmark", lambda name: drawn)
+    monkeypatch.setattr(experiment, "load_benchmark", lambda name, **options: drawn)
     outcome = run("drawn", tmp_path / "run", "train.evaluate_every=1")
     last = outcome.run.read_log()[-1]
     assert last["test_recall@1"] == outcome.report.recall[1]
