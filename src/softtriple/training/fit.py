@@ -96,7 +96,7 @@ def fit(
             dist.sync_buffers(encoder)
             entry = _epoch_entry(position, optimizer, loss, rate)
             if "distinct_centers" in entry:
-                centers = f", {entry['distinct_centers']:.1f} centres a class"
+                centers = f", {entry['distinct_centers']:.1f} centres per class"
             if config.train.evaluate_every and (position.epoch + 1) % config.train.evaluate_every == 0:
                 entry |= check()
             position = Position(epoch=position.epoch + 1)
