@@ -207,7 +207,7 @@ def reproduce(
     ] = None,
     protocol: Annotated[
         Literal["full", "head"] | None,
-        typer.Option("--protocol", help="full: as the paper; head: on kept features (default without a GPU)."),
+        typer.Option("--protocol", help="full: as the paper; head: on cached features (default without a GPU)."),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,

@@ -155,7 +155,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in ARRAYS if name in file.files}
     except Exception as error:  # zipfile, numpy's header parser and numpy's refusal of pickles each raise their own
-        raise ValueError(f"{path}: not a readable .npz of plain arrays ({error})") from error
+        # Not in numpy's words, which would advise to trust a pickle.
+        raise ValueError(f"{path}: not a readable .npz of plain arrays, as numpy.savez writes it") from error
 
 
 def _write_npz(path: Path, content: VectorFile) -> None:
