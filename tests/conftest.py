@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from tests.leaks import nothing_left_open
 from xdist.scheduler import LoadFileScheduling
 
 # The same examples in every run: what `make test` finds does not depend on luck. `make abuse` looks for new ones.
@@ -39,6 +41,17 @@ def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         patch.setenv("SOFTTRIPLE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         patch.setenv("NO_PROXY", "127.0.0.1,localhost")
         patch.setenv("no_proxy", "127.0.0.1,localhost")
+        yield
+
+
+# What these fixtures start outlives the test, and opens connections and threads when a test uses it.
+SHARED = {"address", "client", "browser"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test closes the sockets and ends the threads that it started."""
+    with nullcontext() if SHARED.intersection(request.fixturenames) else nothing_left_open():
         yield
 
 

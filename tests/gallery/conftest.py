@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 from tests.gallery.small_gallery import Collection, make_collection, running
+from tests.leaks import nothing_left_open
 
 from softtriple.gallery import Settings
 
@@ -16,7 +17,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Collection:
 
 @pytest.fixture(scope="session")
 def address(collection: Collection) -> Iterator[str]:
-    with running(collection.app()) as url:
+    with nothing_left_open(), running(collection.app()) as url:
         yield url
 
 

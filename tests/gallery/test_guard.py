@@ -293,7 +293,7 @@ def test_a_head_that_dawdles_is_cut_off(gallery: Gallery) -> None:
 
 def test_a_body_that_dawdles_is_told_so(gallery: Gallery) -> None:
     head = b"POST /api/search/image HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    answer, seconds = exchange(gallery(body_seconds=0.5), head, *[b"x"] * 5)
+    answer, seconds = exchange(gallery(body_seconds=0.5, header_seconds=0.5), head, *[b"x"] * 5)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive within 0.5 seconds" in answer
     assert seconds < 20, "and cut off if it goes on"

@@ -1,26 +1,29 @@
-"""uvicorn with limits, and a protocol that gives up on clients that dawdle."""
+"""uvicorn with limits on slow clients, and a shutdown that leaves no connection open."""
 
 import asyncio
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-import h11
 import uvicorn
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from softtriple.gallery.guard import host_name
 from softtriple.gallery.settings import Settings
+from softtriple.gallery.workers import RETRY_AFTER
 
 HEADER_BYTES = 16 * 1024
 KEEP_ALIVE_SECONDS = 5
-# Open connections, idle ones too. Requests are turned away with a sentence long before (Settings.max_requests).
+SHUTDOWN_SECONDS = 5  # for requests in progress
+# Open connections, including idle ones. `Guard` refuses requests long before (Settings.max_requests).
 MAX_CONNECTIONS = 1000
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections; where it cannot, uvicorn would say so in its own words and end the program."""
+    """Open a listening socket, or raise an error that names the options; uvicorn would log its own and exit."""
     name = host_name(host)
     try:
         return socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
@@ -29,59 +32,156 @@ def listen(host: str, port: int) -> socket.socket:
         raise OSError(f"--host {host} --port {port} cannot be listened on ({reason}); choose another") from error
 
 
-def make_server(app: ASGIApp, settings: Settings) -> uvicorn.Server:
-    """The server of ``app``, not yet running; its ``run`` takes the sockets."""
+def make_server(app: ASGIApp, settings: Settings) -> "Server":
+    """The server of ``app``, not yet running; its ``run`` takes the listening sockets."""
     config = uvicorn.Config(
-        app,
-        http=partial(PunctualProtocol, settings=settings),  # type: ignore[arg-type]  # any maker of a protocol will do
+        partial(_answer, app),
+        interface="asgi3",
+        http="h11",
         ws="none",
         log_level="warning",
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=5,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         h11_max_incomplete_event_size=HEADER_BYTES,
     )
-    return uvicorn.Server(config)
+    return Server(config, settings)
 
 
-class PunctualProtocol(H11Protocol):
-    """uvicorn's protocol, and connections whose request does not arrive in time are closed.
+class Server(uvicorn.Server):
+    """A uvicorn server that tracks its connections and aborts those that would outlive it.
 
-    uvicorn waits without limit for the head of a request, and for the body of one that is already answered, so that a
-    handful of clients that send a byte a minute could hold all connections (slow loris). Here the head has
-    ``header_seconds``, and the body a little more than `Guard` grants it, which answers a slow one with a sentence.
+    uvicorn asks the connections it knows of to finish, then waits for all of them. A connection accepted just before
+    the listening socket closes is announced just after: nobody asks it to finish, so uvicorn waits until its graceful
+    shutdown times out and leaves the socket open. Here a connection announced while the server stops is aborted at
+    once, and so is every connection left when the shutdown is over.
     """
 
-    def __init__(self, *arguments: Any, settings: Settings, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._seconds = {h11.IDLE: settings.header_seconds, h11.SEND_BODY: 1.25 * settings.body_seconds}
-        self._awaited: Any = None  # a state of h11
-        self._timer: asyncio.TimerHandle | None = None
+    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+        super().__init__(config)
+        self.connections: set[Connection] = set()
+        config.load()
+        protocol = partial(Connection, config.http_protocol_class, self, settings)
+        config.http_protocol_class = cast(type[asyncio.Protocol], protocol)  # uvicorn only calls it
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests in progress finish, then abort what is left."""
+        await super().shutdown(sockets)
+        for connection in self.connections:
+            connection.abort()
+        await asyncio.sleep(0)  # an aborted transport closes its socket in the next iteration of the loop
+
+
+class Connection(asyncio.Protocol):
+    """One connection: passes all events to uvicorn's protocol and aborts the connection of a client that is too slow.
+
+    uvicorn waits without limit for the next request, for the rest of a body that was answered early, and for a client
+    to read its answer, so a few clients could hold all connections. Here, between two requests, the next one has
+    ``header_seconds`` to arrive, and a client has ``request_seconds`` to read what was sent. During a request, `Guard`
+    limits the time.
+    """
+
+    def __init__(
+        self,
+        make_protocol: Callable[..., asyncio.Protocol],
+        server: Server,
+        settings: Settings,
+        *,
+        app_state: dict[str, Any],
+        **options: Any,
+    ) -> None:
+        # uvicorn copies this state into the scope of every request, where `_answer` finds the connection.
+        self._protocol = make_protocol(app_state={**app_state, "connection": self}, **options)
+        self._server = server
+        self._limits = {"request": settings.header_seconds, "reading": settings.request_seconds}
+        self._awaited: str | None = None  # what the client owes: a key of the limits
+        self._timer: asyncio.TimerHandle | None = None
+        self._requests = 0  # in progress; pipelined ones may overlap for a moment
+        self._unread = False  # whether a part of an answer waits in the transport
+
+    @property
+    def crowded(self) -> bool:
+        """Whether the server has more connections than it should."""
+        return len(self._server.connections) > MAX_CONNECTIONS
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Mark a request as in progress."""
+        self._requests += 1
+        self._watch()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            self._watch()
+
+    def abort(self) -> None:
+        """Close the connection without sending what is buffered."""
+        self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start waiting for the first request."""
-        super().connection_made(transport)
-        self._wait_for(h11.IDLE)
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)  # pause_writing as soon as anything is buffered
+        self._server.connections.add(self)
+        self._protocol.connection_made(transport)
+        self._watch()
+        if self._server.should_exit:
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Take in data; they may complete a head or a body, or begin another request."""
-        super().data_received(data)
-        self._wait_for(self.conn.their_state)
+        """Pass the data on."""
+        self._protocol.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        """Pass the end of the data on."""
+        return self._protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        """Start waiting for the client to read."""
+        self._unread = True
+        self._protocol.pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """The client has read everything."""
+        self._unread = False
+        self._protocol.resume_writing()
+        self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
-        super().connection_lost(exc)
-        self._wait_for(h11.CLOSED)
+        """Stop waiting."""
+        self._server.connections.discard(self)
+        self._protocol.connection_lost(exc)
+        self._watch()
 
-    def _wait_for(self, state: Any) -> None:
-        """Set the alarm for what is missing: the head (IDLE), the body (SEND_BODY), or nothing."""
-        if state is self._awaited:
-            return  # more bytes of the same part do not give it more time
-        self._awaited = state
+    def _watch(self) -> None:
+        """Start the timer of what the client owes now, unless it is running already."""
+        if self not in self._server.connections:
+            awaited = None
+        elif self._unread:
+            awaited = "reading"
+        else:
+            awaited = None if self._requests else "request"
+        if awaited == self._awaited:
+            return
+        self._awaited = awaited
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if state in self._seconds:
-            self._timer = self.loop.call_later(self._seconds[state], self.transport.close)
+        if awaited is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._limits[awaited], self.abort)
+
+
+async def _answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Let ``app`` answer, unless there are too many connections, and tell the connection how long that takes."""
+    if scope["type"] != "http":
+        await app(scope, receive, send)
+        return
+    connection: Connection = scope["state"].pop("connection")
+    with connection.request():
+        if connection.crowded:
+            headers = {"Connection": "close", **RETRY_AFTER}
+            app = JSONResponse({"error": "the server has too many connections: try again"}, 503, headers)
+        await app(scope, receive, send)
