@@ -79,8 +79,8 @@ def run(variant: str, size: str) -> dict[str, Any]:
     import torch
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-    from softtriple.evaluation import Embeddings, evaluate
     from softtriple.metrics import first_hit_ranks
+    from softtriple.metrics.evaluate import Embeddings, evaluate
 
     def product(vectors: Any, labels: Any) -> dict[str, float]:
         out = torch.empty(2048, 2048)

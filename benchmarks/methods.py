@@ -15,10 +15,10 @@ from typing import Any
 from measuring import machine, save, table
 
 from softtriple.config import Config, with_settings
-from softtriple.experiment import train
 from softtriple.losses import LOSSES
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
+from softtriple.training.train import train
 
 UNTRAINED = "untrained"
 

@@ -19,8 +19,7 @@ from measuring import machine, peak_memory, reset_peak_memory, run_alone, save, 
 
 from softtriple import SoftTripleLoss, dist
 from softtriple.losses import SampledSoftTripleLoss, sample_classes, shard
-from softtriple.training.memory import estimate_memory
-from softtriple.training.optim import RowAdam
+from softtriple.training.optim import RowAdam, estimate_memory
 
 BATCH, DIM, K, STEPS = 64, 128, 2, 20
 

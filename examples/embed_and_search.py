@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 
 from softtriple import Embeddings, Encoder, evaluate, nearest
-from softtriple.catalog import index_data, search
 from softtriple.config import Config, with_settings
 from softtriple.data import load_benchmark
-from softtriple.experiment import train
 from softtriple.progress import Reporter
+from softtriple.search.catalog import index_data, search
 from softtriple.training.run import RunDir
+from softtriple.training.train import train
 
 folder = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/embed_and_search")
 run, store = folder / "run", str(folder / "store")

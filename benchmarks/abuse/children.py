@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 MODULES = (
     "softtriple.cli",
-    "softtriple.illustrate",
-    "softtriple.inference",
+    "softtriple.report.pictures",
+    "softtriple.training.inference",
     "faiss",
     "matplotlib.backends.backend_svg",
     "matplotlib.figure",

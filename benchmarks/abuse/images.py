@@ -32,7 +32,7 @@ def mutated_images(folder: Path, *, count: int) -> dict[str, Any]:
         import gc
         import warnings
 
-        from softtriple.pixels import ImageError, decode_image
+        from softtriple.data.images import ImageError, decode_image
 
         warnings.simplefilter("ignore")
         outcomes: Counter[str] = Counter()
@@ -115,7 +115,7 @@ def unreadable(folder: Path) -> dict[str, Any]:
     def read() -> None:
         if os.getuid() == 0:
             os.setuid(NOBODY)
-        from softtriple.pixels import decode_image
+        from softtriple.data.images import decode_image
 
         decode_image(str(folder / "open.png"))
         decode_image(str(folder / "closed.png"))

@@ -4,15 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from softtriple.estimator import SoftTripleEmbedding as SoftTripleEmbedding
-    from softtriple.evaluation import Embeddings as Embeddings
-    from softtriple.evaluation import evaluate as evaluate
+    from softtriple.interop.sklearn import SoftTripleEmbedding as SoftTripleEmbedding
     from softtriple.losses import HardTripleLoss as HardTripleLoss
     from softtriple.losses import MergedCenters as MergedCenters
     from softtriple.losses import NormalizedSoftmaxLoss as NormalizedSoftmaxLoss
     from softtriple.losses import SoftmaxLoss as SoftmaxLoss
     from softtriple.losses import SoftTripleLoss as SoftTripleLoss
     from softtriple.metrics import Report as Report
+    from softtriple.metrics.evaluate import Embeddings as Embeddings
+    from softtriple.metrics.evaluate import evaluate as evaluate
     from softtriple.models import Encoder as Encoder
     from softtriple.search import Neighbors as Neighbors
     from softtriple.search import nearest as nearest
@@ -21,17 +21,17 @@ __version__ = "0.1.0"
 
 # Imported when first used: `softtriple --help` must not wait for torch.
 _HOME = {
-    "Embeddings": "softtriple.evaluation",
+    "Embeddings": "softtriple.metrics.evaluate",
     "Encoder": "softtriple.models",
     "HardTripleLoss": "softtriple.losses",
     "MergedCenters": "softtriple.losses",
     "Neighbors": "softtriple.search",
     "NormalizedSoftmaxLoss": "softtriple.losses",
     "Report": "softtriple.metrics",
-    "SoftTripleEmbedding": "softtriple.estimator",
+    "SoftTripleEmbedding": "softtriple.interop.sklearn",
     "SoftTripleLoss": "softtriple.losses",
     "SoftmaxLoss": "softtriple.losses",
-    "evaluate": "softtriple.evaluation",
+    "evaluate": "softtriple.metrics.evaluate",
     "nearest": "softtriple.search",
 }
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from softtriple.evaluation import Embeddings, evaluate
 from softtriple.losses import LOSSES, HTLLoss, build_loss
 from softtriple.metrics import ami, first_hit_ranks, kmeans, nmi
+from softtriple.metrics.evaluate import Embeddings, evaluate
 from softtriple.search import nearest
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ import torch
 from tests.data import miniatures
 
 from softtriple.data import Benchmark, ImageArray, View, batches, load_benchmark, shuffled
-from softtriple.data.published import Counts
 from softtriple.data.sources import EMBEDDED, SCHEMES
+from softtriple.data.sources.published import Counts
 
 
 class Source(NamedTuple):

@@ -1,8 +1,8 @@
 import numpy as np
 import torch
 
-from softtriple.data.affine import MAX_SHIFT, affine_draws, displace
-from softtriple.data.randomness import stream
+from softtriple.data.loader import MAX_SHIFT, affine_draws, displace
+from softtriple.data.sampling import stream
 
 
 def dot(size: int = 25) -> torch.Tensor:

@@ -8,7 +8,7 @@ from tests.data import miniatures
 
 from softtriple.data import ImageFiles, Split, View, batches, cache_directory, in_order, open_cache
 from softtriple.data.cache import estimate_bytes
-from softtriple.pixels import ImageError, decode_image, resize_short_side
+from softtriple.data.images import ImageError, decode_image, resize_short_side
 
 
 @pytest.fixture

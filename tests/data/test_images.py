@@ -12,7 +12,7 @@ from softtriple.data.images import (
     random_crop,
     random_resized_crop,
 )
-from softtriple.data.randomness import stream
+from softtriple.data.sampling import stream
 
 
 def test_random_crops_reach_everywhere_and_mirror():

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from softtriple.data.randomness import stream
-from softtriple.data.sampling import in_order, m_per_class, shuffled
+from softtriple.data.sampling import in_order, m_per_class, shuffled, stream
 
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(0, 3), st.integers(0, 3))

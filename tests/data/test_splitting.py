@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from softtriple.data.splitting import divide, index_names, name_order
+from softtriple.data.benchmark import divide, index_names, name_order
 
 LABELS = np.repeat(np.arange(5), 4)
 

@@ -1,7 +1,7 @@
 import os
 from pathlib import Path
 
-from softtriple.data.storage import cache_directory, list_kept, mark_used, remove_unused
+from softtriple.data.cache import cache_directory, list_kept, mark_used, remove_unused
 
 
 def test_the_cache_directory_follows_the_environment(monkeypatch):

@@ -11,13 +11,12 @@ import torch
 from tests.distributed.workers import Workers
 
 from softtriple.data import Split, Vectors
-from softtriple.evaluation import Embeddings, evaluate
-from softtriple.feeds import Reading, pixel_feed
-from softtriple.inference import embed_data, evaluate_run
 from softtriple.metrics import Report
+from softtriple.metrics.evaluate import Embeddings, evaluate
 from softtriple.models import Encoder, EncoderConfig
+from softtriple.models.features import Reading, embed_share, embed_together, pixel_feed
 from softtriple.progress import Reporter
-from softtriple.training.embedding import embed_share, embed_together
+from softtriple.training.inference import embed_data, evaluate_run
 
 
 def embeddings(items: int, seed: int, dim: int) -> Embeddings:

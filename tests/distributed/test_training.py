@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.config import Config, with_settings
-from softtriple.experiment import train
 from softtriple.losses import LOSSES, SoftTripleLoss, sample_classes, shard
 from softtriple.progress import Reporter
 from softtriple.training import fit
-from softtriple.training.batching import row_batches
 from softtriple.training.checkpoint import Position, load_checkpoint, read_state, save_checkpoint
+from softtriple.training.fit import row_batches
 from softtriple.training.optim import RowAdam
 from softtriple.training.run import RunDir
+from softtriple.training.train import train
 
 # 39 items of 3 classes to train on: the last batch of each epoch has one, and most ranks have nothing of it.
 SMALL = ["train.epochs=3", "train.batch_size=19", "model.dim=9", "model.hidden=[12, 12, 12]", "train.milestones=[2]"]

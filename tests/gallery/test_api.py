@@ -13,11 +13,11 @@ from starlette.exceptions import HTTPException
 from tests.gallery.memory_store import MemoryStore
 from tests.gallery.small_gallery import COLORS, HOSTILE, PER_CLASS, Collection
 
+from softtriple.data.images import ImageError
 from softtriple.gallery import Settings
 from softtriple.gallery.contents import Contents
 from softtriple.gallery.thumbnails import make_thumbnail, thumbnail_maker
 from softtriple.models import Encoder
-from softtriple.pixels import ImageError
 from softtriple.search import Item
 
 TOTAL = PER_CLASS * len(COLORS) + 1

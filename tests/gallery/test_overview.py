@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from sklearn.decomposition import PCA
 from tests.gallery.memory_store import MemoryStore
 
-from softtriple.evaluation import Embeddings, evaluate
 from softtriple.gallery.overview import (
     ClassScore,
     Snapshot,
@@ -21,6 +20,7 @@ from softtriple.gallery.overview import (
     sample,
     take_snapshot,
 )
+from softtriple.metrics.evaluate import Embeddings, evaluate
 from softtriple.search import Item
 
 

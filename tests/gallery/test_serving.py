@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 from tests.gallery.small_gallery import Collection
 
-from softtriple.catalog import fingerprint
 from softtriple.gallery.server import listen
 from softtriple.gallery.serving import read_centers, settings_for
 from softtriple.gallery.settings import LOOPBACK
 from softtriple.search import Item, open_store
+from softtriple.search.catalog import fingerprint
 from softtriple.training.run import RunDir
 
 

@@ -5,11 +5,11 @@ import doctest
 import pytest
 import torch
 
-from softtriple.metrics import bootstrap, clustering, ranks, report, retrieval
+from softtriple.metrics import clustering, intervals, ranks, report, retrieval
 
 
 @pytest.mark.parametrize(
-    "module", [bootstrap, clustering, ranks, report, retrieval], ids=lambda module: module.__name__
+    "module", [intervals, clustering, ranks, report, retrieval], ids=lambda module: module.__name__
 )
 def test_examples(module):
     result = doctest.testmod(module, extraglobs={"torch": torch})

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softtriple import similarity
 from softtriple.metrics import ranks
 from softtriple.metrics.ranks import first_hit_ranks
-from softtriple.search import nearest
+from softtriple.search import nearest, similarity
 
 
 def by_the_book(queries, labels, gallery=None, gallery_labels=None):

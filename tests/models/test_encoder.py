@@ -206,7 +206,7 @@ def test_everything_travels(tmp_path: Path) -> None:
 def test_loading_needs_no_pretrained_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = Encoder.from_backbone("efficientnet-lite0", dim=2, input_size=64)
     encoder.save(tmp_path)
-    monkeypatch.setattr("softtriple.models.efficientnet_lite.read_weights", None)
+    monkeypatch.setattr("softtriple.models.backbones.efficientnet_lite.read_weights", None)
     assert Encoder.load(tmp_path).config.pretrained
 
 

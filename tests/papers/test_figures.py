@@ -24,7 +24,7 @@ from softtriple.papers.figures import (
     svg,
 )
 from softtriple.papers.sheets import Number
-from softtriple.report_page import Found, Retrieved
+from softtriple.report.page import Found, Retrieved
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.html_tree import parse, text
+from tests.report.html_tree import parse, text
 
-from softtriple import experiment
 from softtriple.cli import main
 from softtriple.papers import hidden_modes, illustration, neighbors, runs
 from softtriple.papers.reproduce import TARGETS, reproduce
 from softtriple.progress import Reporter
+from softtriple.training import train as experiment
 
 QUIET = Reporter(quiet=True)
 TINY = ["train.epochs=1", "train.batch_size=128", "model.dim=9"]

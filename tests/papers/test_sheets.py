@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from tests.html_tree import parse, text
+from tests.report.html_tree import parse, text
 
 from softtriple.papers.sheets import (
     Block,

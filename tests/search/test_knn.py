@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softtriple import similarity
-from softtriple.search import knn
+from softtriple.search import knn, similarity
 from softtriple.search.knn import Neighbors, TopK, nearest
-from softtriple.similarity import tiles
+from softtriple.search.similarity import tiles
 
 
 def by_the_book(queries, gallery, k, exclude_self=False):

@@ -6,7 +6,7 @@ import torch
 
 from softtriple.config import TrainConfig
 from softtriple.losses import HTLLoss, NPairsLoss, SoftTripleLoss
-from softtriple.training.batching import LooksAhead, row_batches
+from softtriple.training.fit import LooksAhead, row_batches
 
 LABELS = np.repeat(np.arange(12), 10)
 

@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from softtriple.losses import SoftTripleLoss, sample_classes
-from softtriple.training.checkpoint import KEEP, Position, load_checkpoint, read_state, save_checkpoint
+from softtriple.training.checkpoint import KEEP, Position, load_checkpoint, own_states, read_state, save_checkpoint
 from softtriple.training.optim import RowAdam
-from softtriple.training.sharding import own_states
 
 
 def parts(width: int = 3) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:

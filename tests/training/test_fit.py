@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from softtriple.config import Config, with_settings
-from softtriple.experiment import train
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
+from softtriple.training.train import train
 
 
 def run(folder: Path) -> RunDir:

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from softtriple.training.interrupt import asked_to_stop
+from softtriple.training.fit import asked_to_stop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -7,7 +7,7 @@ import torch
 from softtriple.config import TrainConfig
 from softtriple.losses import SoftTripleLoss
 from softtriple.models import Encoder, EncoderConfig
-from softtriple.training.loop import train_epoch
+from softtriple.training.fit import train_epoch
 from softtriple.training.optim import build_optimizer, rate_factor, set_rates
 
 

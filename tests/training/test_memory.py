@@ -7,8 +7,7 @@ from torch import Tensor
 from softtriple.config import TrainConfig
 from softtriple.losses import ProxyNCALoss, SoftTripleLoss, sample_classes
 from softtriple.models import Encoder, EncoderConfig
-from softtriple.training.memory import Memory, estimate_memory
-from softtriple.training.optim import build_optimizer
+from softtriple.training.optim import Memory, build_optimizer, estimate_memory
 
 
 def held(tensors: list[Tensor]) -> int:

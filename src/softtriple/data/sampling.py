@@ -1,12 +1,14 @@
 """Which rows make a batch. An epoch is a function of (seed, epoch): a resumed run sees the same batches."""
 
 import itertools
+import zlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from jaxtyping import Int64, Integer
 
-from softtriple.data.benchmark import Labels, Rows
-from softtriple.data.randomness import stream
+Rows = Integer[np.ndarray, " _"]  # no name: the rows of two batches may differ in number
+Labels = Int64[np.ndarray, " items"]
 
 
 def in_order(num_rows: int, batch_size: int) -> Iterator[Rows]:
@@ -59,3 +61,11 @@ def _chunks(rows: Rows, batch_size: int) -> Iterator[Rows]:
     if batch_size < 1:
         raise ValueError(f"batch_size = {batch_size} is too small: at least 1 is needed")
     return (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
+
+
+def stream(purpose: str, *counters: int) -> np.random.Generator:
+    """Generator for ``purpose`` at ``counters``, for example ``stream("crop", seed, epoch, row)``.
+
+    The purpose keeps the shuffle of an epoch independent of its crops although both have the same counters.
+    """
+    return np.random.default_rng([zlib.crc32(purpose.encode()), *counters])

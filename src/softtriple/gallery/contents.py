@@ -10,6 +10,7 @@ from jaxtyping import Float
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from softtriple.data.images import ImageError
 from softtriple.gallery.answers import (
     About,
     CenterAnswer,
@@ -40,7 +41,6 @@ from softtriple.gallery.thumbnails import Size, thumbnail_maker
 from softtriple.gallery.uploads import embed_text, embed_upload, input_kind
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.models import Encoder
-from softtriple.pixels import ImageError
 from softtriple.search import Hit, Item, Store
 
 SHOWN = 24  # items of a centre, or of a class without centres

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from softtriple.data.randomness import stream
+from softtriple.data.sampling import stream
 from softtriple.losses.centers import MERGED, merge_groups
 from softtriple.search import Item, Store, nearest
 

@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-from softtriple.catalog import fingerprint
 from softtriple.gallery.app import create_app
 from softtriple.gallery.guard import host_name, is_loopback
 from softtriple.gallery.server import listen, make_server
 from softtriple.gallery.settings import LOOPBACK, Settings
-from softtriple.inference import read_centers
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
 from softtriple.search import open_store
+from softtriple.search.catalog import fingerprint
+from softtriple.training.inference import read_centers
 from softtriple.training.run import RunDir
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from PIL import Image
 
-from softtriple.pixels import ImageError, decode_image, to_rgb
+from softtriple.data.images import ImageError, decode_image, to_rgb
 
 Size = Literal["small", "large"]
 

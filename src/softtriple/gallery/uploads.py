@@ -8,8 +8,8 @@ from jaxtyping import Float
 from PIL import Image
 from starlette.exceptions import HTTPException
 
+from softtriple.data.images import FORMATS, ImageError, to_rgb
 from softtriple.models import Encoder
-from softtriple.pixels import FORMATS, ImageError, to_rgb
 
 Kind = Literal["image", "text", "vector"]
 

@@ -9,13 +9,13 @@ from torch import nn
 from softtriple.losses.centers import MergedCenters as MergedCenters
 from softtriple.losses.checks import KINDS
 from softtriple.losses.clustering import ClusteringLoss as ClusteringLoss
-from softtriple.losses.external import PREFIX, build_external_loss
 from softtriple.losses.hardtriple import HardTripleLoss as HardTripleLoss
 from softtriple.losses.hdc import HDCLoss as HDCLoss
 from softtriple.losses.htl import HTLLoss as HTLLoss
 from softtriple.losses.lifted import LiftedStructureLoss as LiftedStructureLoss
 from softtriple.losses.pairs import MarginLoss as MarginLoss
 from softtriple.losses.pairs import NPairsLoss as NPairsLoss
+from softtriple.losses.pml import PREFIX, build_external_loss
 from softtriple.losses.proxies import ProxyAnchorLoss as ProxyAnchorLoss
 from softtriple.losses.proxies import ProxyNCALoss as ProxyNCALoss
 from softtriple.losses.sampled import SampledSoftTripleLoss as SampledSoftTripleLoss

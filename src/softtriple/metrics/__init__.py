@@ -1,10 +1,10 @@
 """Metrics of retrieval and clustering, and the report that holds them."""
 
-from softtriple.metrics.bootstrap import class_intervals as class_intervals
 from softtriple.metrics.clustering import Clustering as Clustering
 from softtriple.metrics.clustering import ami as ami
 from softtriple.metrics.clustering import kmeans as kmeans
 from softtriple.metrics.clustering import nmi as nmi
+from softtriple.metrics.intervals import class_intervals as class_intervals
 from softtriple.metrics.ranks import first_hit_ranks as first_hit_ranks
 from softtriple.metrics.report import KMeansRuns as KMeansRuns
 from softtriple.metrics.report import Report as Report

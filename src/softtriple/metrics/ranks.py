@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from softtriple.similarity import (
+from softtriple.search.similarity import (
     ENTRY_BYTES,
     Tile,
     coarse_error_bound,
@@ -81,7 +81,7 @@ class ByClass(NamedTuple):
 
 
 class FirstHit:
-    """Counts the items before each query's best positive; a reader of `softtriple.similarity.tiles`."""
+    """Counts the items before each query's best positive; a reader of `softtriple.search.similarity.tiles`."""
 
     def __init__(self, queries: ByClass, gallery: ByClass | None, memory_budget: int, *, coarse: bool = False) -> None:
         self.queries = queries

@@ -3,7 +3,7 @@
 from softtriple.models.backbones import BACKBONES as BACKBONES
 from softtriple.models.backbones import Backbone as Backbone
 from softtriple.models.backbones import build_backbone as build_backbone
+from softtriple.models.backbones.stages import StagedNetwork as StagedNetwork
 from softtriple.models.encoder import Encoder as Encoder
 from softtriple.models.encoder import EncoderConfig as EncoderConfig
 from softtriple.models.preprocess import Preprocess as Preprocess
-from softtriple.models.stages import StagedNetwork as StagedNetwork

@@ -14,8 +14,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from softtriple.data.images import center_crop, decode_image, resize_short_side, to_rgb
 from softtriple.models.preprocess import Preprocess, TextPreprocess
-from softtriple.pixels import center_crop, decode_image, resize_short_side, to_rgb
 
 Pixels = UInt8[np.ndarray, "height width 3"] | UInt8[np.ndarray, "height width"]
 # Lists are written as Sequence[Any] and checked by hand: the message then says which item is wrong, and why.

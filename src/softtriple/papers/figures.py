@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image as PILImage
 
 from softtriple.papers.sheets import Number
-from softtriple.report_page import Image, Retrieved
+from softtriple.report.page import Image, Retrieved
 
 COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "os^Dvp"

@@ -16,14 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from softtriple.config import Config, with_settings
-from softtriple.evaluation import Embeddings, evaluate
-from softtriple.experiment import Outcome, load_data, train
-from softtriple.feeds import embed_feed
 from softtriple.files import write_whole
-from softtriple.inference import still_feed
 from softtriple.losses import SoftTripleLoss
 from softtriple.losses.centers import MERGED, merge_groups
 from softtriple.metrics import ami, nmi
+from softtriple.metrics.evaluate import Embeddings, evaluate
+from softtriple.models.features import embed_feed
 from softtriple.papers.ablations import WITH, WITHOUT, Variant, curves, variants
 from softtriple.papers.figures import draw_curves
 from softtriple.papers.results import Result
@@ -40,7 +38,9 @@ from softtriple.papers.sheets import (
     uncertainty_label,
 )
 from softtriple.progress import Reporter
+from softtriple.training.inference import still_feed
 from softtriple.training.run import RunDir
+from softtriple.training.train import Outcome, load_data, train
 
 NUMBERS_OF_CENTERS = (1, 5, 20)
 BUDGET = ["train.epochs=6", "train.milestones=[4]", "train.batch_size=64"]

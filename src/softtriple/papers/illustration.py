@@ -14,14 +14,14 @@ import torch.nn.functional as F
 
 from softtriple.config import Config, with_settings
 from softtriple.data import VectorFile, write_vectors
-from softtriple.data.randomness import stream
-from softtriple.experiment import train
+from softtriple.data.sampling import stream
 from softtriple.papers.figures import Circle, draw_circles
 from softtriple.papers.results import Result
 from softtriple.papers.runs import Study, facts, lacking_notes, measure, nothing_ran, select
 from softtriple.papers.sheets import Block, Line, Sheet
 from softtriple.progress import Reporter
 from softtriple.training.run import RunDir
+from softtriple.training.train import train
 
 NUM_CLASSES, ITEMS_PER_MODE, NOISE = 3, 80, 0.12
 RECIPE = [

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 from softtriple.config import Config
-from softtriple.experiment import Outcome, train
 from softtriple.papers.figures import draw_retrieved
 from softtriple.papers.published import read_published
 from softtriple.papers.recipes import recipe
 from softtriple.papers.results import Result
 from softtriple.papers.runs import Study, facts, lacking_notes, measure, nothing_ran, select
 from softtriple.papers.sheets import Block, Line, Sheet
-from softtriple.pictures import retrieved
 from softtriple.progress import Reporter
-from softtriple.report_page import Retrieved
+from softtriple.report.page import Retrieved
+from softtriple.report.pictures import retrieved
 from softtriple.training.run import RunDir
+from softtriple.training.train import Outcome, train
 
 NUM_QUERIES = 6
 NUM_NEIGHBORS = 4

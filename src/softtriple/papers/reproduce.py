@@ -10,7 +10,6 @@ import torch
 
 from softtriple.config import Config, with_settings
 from softtriple.data import ImageFiles
-from softtriple.experiment import load_data
 from softtriple.papers.ablations import make_centers, make_recall_by_k
 from softtriple.papers.hidden_modes import make_hidden_modes
 from softtriple.papers.illustration import make_illustration, write_toy_set
@@ -22,6 +21,7 @@ from softtriple.papers.runs import Study
 from softtriple.papers.sheets import to_text
 from softtriple.papers.tables import make_table
 from softtriple.progress import Reporter
+from softtriple.training.train import load_data
 
 
 class Target(NamedTuple):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from softtriple.choices import starts_from_weights
 from softtriple.config import Config, as_toml, with_settings
-from softtriple.experiment import train
 from softtriple.metrics import Report
 from softtriple.models import Encoder, Preprocess
 from softtriple.papers.recipes import under_protocol
 from softtriple.progress import Reporter
+from softtriple.training.auto import starts_from_weights
 from softtriple.training.run import RunDir
+from softtriple.training.train import train
 
 T = TypeVar("T")
 Facts = tuple[tuple[str, str], ...]

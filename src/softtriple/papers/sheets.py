@@ -8,7 +8,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from softtriple.papers.runs import Facts
-from softtriple.report_page import html_page
+from softtriple.report.page import html_page
 
 NOTHING = "–"
 MINUS = "\N{MINUS SIGN}"

@@ -1,8 +1,8 @@
 """Exact nearest neighbours by cosine similarity, in bounded memory.
 
 Neighbours are ordered by similarity, best first, and equal similarities by row, lower first. Similarity is that of
-`softtriple.similarity`: float64, so the order is the true one and copies of a vector tie. A float32 pass keeps a few
-candidates more than asked for; they are scored again in float64 and sorted; and where the error bound cannot
+`softtriple.search.similarity`: float64, so the order is the true one and copies of a vector tie. A float32 pass keeps a
+few candidates more than asked for; they are scored again in float64 and sorted; and where the error bound cannot
 exclude that a row outside the candidates belongs among them, that query is searched again in full.
 """
 
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from softtriple.similarity import Tile, error_bound, exact_pairs, full_float32, take_rows, tiles
+from softtriple.search.similarity import Tile, error_bound, exact_pairs, full_float32, take_rows, tiles
 
 # Candidates beyond k. Float32 rarely misplaces a row by more than one or two; each costs one float64 product a query.
 SPARE = 3
@@ -75,7 +75,7 @@ def query_blocks(count: int, k: int, memory_budget: int) -> list[slice]:
 
 
 class TopK:
-    """The best rows of each query: by a search of its own, or as a reader of `softtriple.similarity.tiles`.
+    """The best rows of each query: by a search of its own, or as a reader of `softtriple.search.similarity.tiles`.
 
     Query i gets ``depth[i]`` neighbours; what stands behind them in its row is not defined. Where query i is the
     gallery row ``self_at + i``, that row is not its neighbour. ``ids`` are the rows to report, and to order equal

@@ -2,29 +2,94 @@
 
 import itertools
 import math
+import signal
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from torch import nn
+from jaxtyping import Float, Int64, Integer, Num
+from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.config import Config, TrainConfig
-from softtriple.feeds import Feed
+from softtriple.data import m_per_class, rows_of_classes, shuffled
+from softtriple.data.sampling import stream
 from softtriple.losses import SampledSoftTripleLoss, ShardedSoftTripleLoss, SoftTripleLoss
 from softtriple.models import Encoder
+from softtriple.models.features import Feed, embed_together
 from softtriple.progress import Reporter, Update
-from softtriple.training.batching import LooksAhead, own_parts, row_batches
 from softtriple.training.checkpoint import Position, find_checkpoints, load_checkpoint, save_checkpoint
-from softtriple.training.embedding import embed_together
-from softtriple.training.interrupt import asked_to_stop
-from softtriple.training.loop import Batch, FromStage, Step, train_epoch
-from softtriple.training.memory import estimate_memory
-from softtriple.training.optim import build_optimizer, set_rates
+from softtriple.training.optim import build_optimizer, estimate_memory, set_rates
 from softtriple.training.run import RunDir
+
+Batch = tuple[Tensor, Tensor]
+
+
+class FromStage(nn.Module):
+    """An encoder that takes the output of its first ``first`` stages: one module, whatever goes in."""
+
+    def __init__(self, encoder: Encoder, first: int) -> None:
+        super().__init__()
+        self.encoder, self.first = encoder, first
+
+    def forward(self, inputs: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
+        """Unit vectors."""
+        return self.encoder.run_from(inputs, self.first)
+
+
+class Step(NamedTuple):
+    """One batch that was learned from."""
+
+    loss: Float[Tensor, ""]  # a tensor: .item() would wait for a GPU
+    updated: bool  # whether the optimiser has made its step, and the state is one to keep
+
+
+def train_epoch(
+    encoder: nn.Module,
+    loss: nn.Module,
+    batches: Iterable[Batch],
+    optimizer: torch.optim.Optimizer,
+    *,
+    accumulate: int = 1,
+    device: torch.device | str = "cpu",
+    half: torch.dtype | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Iterator[Step]:
+    """One pass over ``batches`` of inputs and labels; yields after each batch.
+
+    There may be fewer labels than inputs: a rank without examples of a batch runs some all the same, so that ranks
+    stay in step, and gives nothing of them. ``accumulate`` batches make one step of the optimiser. With ``half`` the
+    encoder computes in that precision, but never the loss; float16 needs a ``scaler``, which keeps small gradients and
+    should outlive the epoch, as it finds the scale by trying.
+    """
+    encoder.train()
+    scaler = scaler or torch.amp.GradScaler(enabled=False)
+    optimizer.zero_grad(set_to_none=True)
+    waiting = 0
+    for inputs, labels in batches:
+        with torch.autocast(str(device).split(":")[0], dtype=half, enabled=half is not None):
+            embeddings = encoder(inputs.to(device))[: len(labels)]
+        value = loss(embeddings, labels.to(device))
+        scaler.scale(value / accumulate).backward()
+        waiting = (waiting + 1) % accumulate
+        if not waiting:
+            _step(optimizer, scaler)
+        yield Step(value.detach(), updated=not waiting)
+    if waiting:
+        _step(optimizer, scaler)
+
+
+def _step(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+
 
 BATCHES_BETWEEN_LOG_LINES = 50
 
@@ -193,3 +258,82 @@ def _half(precision: str, device: torch.device) -> torch.dtype | None:
             return torch.float16 if device.type == "cuda" else None
         case name:
             return torch.float16 if name == "float16" else torch.bfloat16
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """A loss that looks at the embeddings of all training items before each epoch."""
+
+    def start_epoch(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Take note of the embeddings."""
+
+
+Labels = Int64[np.ndarray, " items"]
+Rows = Integer[np.ndarray, " rows"]
+
+
+def row_batches(loss: nn.Module, labels: Labels, config: TrainConfig, epoch: int) -> Iterator[Rows]:
+    """The rows of each batch of ``epoch``."""
+    per_class: int | None = getattr(loss, "per_class", None)
+    if per_class is None:
+        return shuffled(len(labels), config.batch_size, config.seed, epoch)
+    num_classes = int(labels.max()) + 1
+    classes_per_batch = min(max(config.batch_size // per_class, 2), num_classes)
+    choose: Callable[[Tensor], Tensor] | None = getattr(loss, "choose_classes", None)
+    if choose is None:
+        return m_per_class(labels, classes_per_batch, per_class, config.seed, epoch)
+    groups = _neighborhoods(choose, num_classes, classes_per_batch, stream("anchors", config.seed, epoch))
+    count = max(len(labels) // (classes_per_batch * per_class), 1)
+    return rows_of_classes(labels, (next(groups) for _ in range(count)), per_class, config.seed, epoch)
+
+
+def own_parts(feed: Feed, row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Tensor, Tensor], None, None]:
+    """Inputs and labels of this rank's part of each batch; in one process that is the whole batch.
+
+    The parts of all ranks are the batch in its order, so that the sequence of batches does not depend on their number.
+    A rank that a small last batch has nothing for gets its first row, without a label.
+    """
+    asked, known = itertools.tee(row_batches)
+    with closing(feed.batches((_own(batch) for batch in asked), epoch)) as found:
+        for (inputs, labels), batch in zip(found, known, strict=True):
+            part = dist.share(len(batch))
+            yield inputs, labels[: part.stop - part.start]
+
+
+def _own(batch: Rows) -> Rows:
+    part = batch[dist.share(len(batch))]
+    return part if len(part) else batch[:1]
+
+
+def _neighborhoods(
+    choose: Callable[[Tensor], Tensor], num_classes: int, size: int, generator: np.random.Generator
+) -> Iterator[Labels]:
+    """Groups of about ``size`` classes: random anchors, each with the classes around it, none twice."""
+    while True:
+        anchors = torch.from_numpy(generator.permutation(num_classes))
+        around = choose(anchors).cpu().numpy()
+        per_batch = max(size // around.shape[1], 1)
+        for start in range(0, num_classes, per_batch):
+            yield np.unique(around[start : start + per_batch])[: max(size, around.shape[1])]
+
+
+@contextmanager
+def asked_to_stop() -> Iterator[Callable[[], bool]]:
+    """A function that tells whether Ctrl-C (or SIGTERM) came meanwhile; a second one ends the process at once."""
+    asked = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,224 @@
+"""Glyphs: letters drawn from the fonts that matplotlib ships; nothing to download.
+
+A class is a letter with its upper and lower case; the fine label is the exact character. The cases of most letters
+look nothing alike (A a, G g, Q q), so a class really has several modes, and the fonts (DejaVu Sans, Mono and Serif,
+STIX; upright, bold, slanted) add more. Each character of each font is drawn once, a little turned, zoomed and shifted:
+further copies of one drawing would only give every query an easy neighbour.
+
+What is left out, so that the labels are decidable: letters without a second case, characters in fewer than
+``MIN_FONTS`` of the fonts, and lookalikes. A character that renders like an earlier one in any font is dropped from
+all of them: A stays a Latin letter, the Greek Alpha keeps only α, and the Cyrillic А, like the Latin one in both
+cases, is no class at all.
+
+The cache is keyed by all that the drawings depend on: the fonts, the settings below, Pillow and FreeType.
+
+Classes alternate between train and test inside each script, so both halves know all scripts but no common letter.
+"""
+
+import hashlib
+import math
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import PIL
+from jaxtyping import Int16, Int64, UInt8
+from PIL import Image, ImageDraw, ImageFont, features
+
+from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
+from softtriple.data.cache import cache_directory, mark_used, read_arrays
+from softtriple.data.sampling import stream
+from softtriple.files import appearing_file
+
+VERSION = 1  # part of the cache key: raise it when the code below draws otherwise
+SIDE = 32
+MIN_FONTS = 8
+MAX_DEGREES, MAX_ZOOM, MAX_SHIFT = 10.0, 0.15, 2.0  # the shift in pixels of the result
+
+FONTS = (
+    *(f"DejaVuSans{style}.ttf" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSansMono{style}.ttf" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSerif{style}.ttf" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")),
+)
+SCRIPTS: dict[str, tuple[range, ...]] = {
+    "Latin": (range(0x0041, 0x0250), range(0x1E00, 0x1F00)),
+    "Greek": (range(0x0370, 0x0400),),
+    "Cyrillic": (range(0x0400, 0x0530),),
+    "Armenian": (range(0x0530, 0x0590),),
+    "Georgian": (range(0x10A0, 0x1100), range(0x2D00, 0x2D30)),
+}
+# Drawn three times too large, then averaged: letters can be turned before they lose detail.
+_OVERSAMPLING = 3
+_CANVAS = SIDE * _OVERSAMPLING
+_EM, _BASELINE = 19 * _OVERSAMPLING, 22 * _OVERSAMPLING
+# Two characters count as alike when their pixels differ by less than this share of the lighter one's ink: at this size
+# a breve and a caron over a bold letter do.
+_ALIKE = 0.03
+
+
+class Letter(NamedTuple):
+    """A class: a script, and the characters (cases) of one letter."""
+
+    script: str
+    characters: tuple[str, ...]
+
+
+def load_glyphs() -> Benchmark:
+    """Load the glyphs from the cache, drawing them first (some seconds) when they are not there."""
+    folder = _font_folder()
+    cached = cache_directory() / f"glyphs-{_key(folder)}.npz"
+    if not cached.is_file():
+        with appearing_file(cached) as temporary:
+            np.savez_compressed(temporary, **_draw_all(folder))
+    mark_used(cached)
+    pixels, labels, fine_labels = read_arrays(cached, "pixels", "labels", "fine_labels")
+    class_names, fine_names, train_classes = read_arrays(cached, "class_names", "fine_names", "train_classes")
+    is_train = train_classes[labels]
+    everything = Split(ImageArray(pixels), labels, fine_labels)
+    benchmark = Benchmark(
+        name="glyphs",
+        class_names=tuple(map(str, class_names)),
+        train=everything.take(np.flatnonzero(is_train)),
+        test=everything.take(np.flatnonzero(~is_train)),
+        fine_names=tuple(map(str, fine_names)),
+    )
+    return with_notes(benchmark)
+
+
+def _font_folder() -> Path:
+    import matplotlib
+
+    return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+def _key(folder: Path) -> str:
+    settings = (
+        VERSION,
+        SIDE,
+        MIN_FONTS,
+        MAX_DEGREES,
+        MAX_ZOOM,
+        MAX_SHIFT,
+        SCRIPTS,
+        _OVERSAMPLING,
+        _EM,
+        _BASELINE,
+        _ALIKE,
+    )
+    libraries = (PIL.__version__, features.version("freetype2"), unicodedata.unidata_version)
+    digest = hashlib.sha256(repr((settings, libraries)).encode())
+    for font in FONTS:
+        digest.update(hashlib.sha256((folder / font).read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _draw_all(folder: Path) -> dict[str, Any]:
+    from matplotlib.ft2font import FT2Font
+
+    known = [frozenset(FT2Font(str(folder / font)).get_charmap()) for font in FONTS]
+    fonts = [ImageFont.truetype(str(folder / font), _EM, layout_engine=ImageFont.Layout.BASIC) for font in FONTS]
+    letters, drawings = _choose(known, fonts)
+    pixels: list[UInt8[np.ndarray, "side side"]] = []
+    labels: list[int] = []
+    fine_labels: list[int] = []
+    fine_names = [character for letter in letters for character in letter.characters]
+    for label, letter in enumerate(letters):
+        for character in letter.characters:
+            for font, drawing in drawings[character].items():
+                pixels.append(_shrink(_displace(drawing, stream("glyphs", ord(character), font))))
+                labels.append(label)
+                fine_labels.append(fine_names.index(character))
+    return {
+        "pixels": np.stack(pixels),
+        "labels": np.array(labels, dtype=np.int64),
+        "fine_labels": np.array(fine_labels, dtype=np.int64),
+        "class_names": np.array([letter.characters[-1].lower() for letter in letters]),
+        "fine_names": np.array(fine_names),
+        "train_classes": np.array(_alternate(letters), dtype=bool),
+    }
+
+
+def _choose(
+    known: list[frozenset[int]], fonts: list[ImageFont.FreeTypeFont]
+) -> tuple[list[Letter], dict[str, dict[int, Image.Image]]]:
+    """The letters that become classes, in order, and the drawing of each of their characters in each font."""
+    candidates = list(_candidates(known))
+    drawings: dict[str, dict[int, Image.Image]] = {}
+    letters: list[Letter] = []
+    # Of each font, what has been accepted so far and its ink. A row without ink (not yet, or not in the font) is like
+    # nothing.
+    room = sum(len(letter.characters) for letter in candidates)
+    earlier = np.zeros((len(fonts), room, SIDE * SIDE), dtype=np.int16)
+    inks = np.zeros((len(fonts), room), dtype=np.int64)
+    for letter in candidates:
+        for character in letter.characters:
+            drawn = {i: _draw(character, font) for i, font in enumerate(fonts) if ord(character) in known[i]}
+            small = {i: _shrink(drawing).astype(np.int16).ravel() for i, drawing in drawn.items()}
+            if any(_resembles(drawing, earlier[i], inks[i]) for i, drawing in small.items()):
+                continue
+            for i, drawing in small.items():
+                earlier[i, len(drawings)] = drawing
+                inks[i, len(drawings)] = drawing.sum()
+            drawings[character] = drawn
+        if distinct := tuple(character for character in letter.characters if character in drawings):
+            letters.append(Letter(letter.script, distinct))
+    return letters, drawings
+
+
+def _candidates(known: list[frozenset[int]]) -> Iterator[Letter]:
+    """Letters with two cases that enough fonts know, by script and code point."""
+    for script, ranges in SCRIPTS.items():
+        cases: dict[str, list[str]] = {}
+        for character in (chr(code) for codes in ranges for code in codes):
+            common = sum(ord(character) in codes for codes in known) >= MIN_FONTS
+            if common and unicodedata.category(character) in ("Lu", "Ll"):
+                cases.setdefault(character.lower(), []).append(character)
+        yield from (Letter(script, tuple(sorted(found))) for found in cases.values() if len(found) > 1)
+
+
+def _resembles(
+    drawing: Int16[np.ndarray, " pixels"],
+    others: Int16[np.ndarray, "others pixels"],
+    inks: Int64[np.ndarray, " others"],
+) -> bool:
+    limit = _ALIKE * np.minimum(inks, drawing.sum())
+    # The inks of two drawings differ by no more than their pixels do, which spares most of the comparisons.
+    near = np.flatnonzero(np.abs(inks - drawing.sum()) < limit)
+    return bool((np.abs(others[near] - drawing).sum(axis=1) < limit[near]).any())
+
+
+def _draw(character: str, font: ImageFont.FreeTypeFont) -> Image.Image:
+    """``character`` in white on black, centred, on a common baseline and at a common size: o and O stay different."""
+    image = Image.new("L", (_CANVAS, _CANVAS))
+    ImageDraw.Draw(image).text((_CANVAS / 2, _BASELINE), character, fill=255, font=font, anchor="ms")
+    return image
+
+
+def _displace(drawing: Image.Image, generator: np.random.Generator) -> Image.Image:
+    """``drawing`` turned, zoomed and shifted a little about its middle."""
+    turn, zoom, right, down = generator.uniform(-1, 1, size=4)
+    angle, scale = math.radians(turn * MAX_DEGREES), 1 + zoom * MAX_ZOOM
+    cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
+    middle = _CANVAS / 2
+    x = middle + right * MAX_SHIFT * _OVERSAMPLING
+    y = middle + down * MAX_SHIFT * _OVERSAMPLING
+    # Pillow wants the inverse map, from a place in the result to one in the drawing: (x, y) goes to the middle.
+    inverse = (cos, sin, middle - cos * x - sin * y, -sin, cos, middle + sin * x - cos * y)
+    return drawing.transform(drawing.size, Image.Transform.AFFINE, inverse, Image.Resampling.BILINEAR)
+
+
+def _shrink(drawing: Image.Image) -> UInt8[np.ndarray, "side side"]:
+    return np.asarray(drawing.reduce(_OVERSAMPLING))
+
+
+def _alternate(letters: list[Letter]) -> list[bool]:
+    """Whether each letter is to train on: every other one of its script."""
+    place: dict[str, int] = {}
+    result = []
+    for letter in letters:
+        place[letter.script] = place.get(letter.script, -1) + 1
+        result.append(place[letter.script] % 2 == 0)
+    return result

@@ -1,0 +1,20 @@
+"""The one exception that the command line prints as a single line; any other is a bug and keeps its traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Something the user can mend: the message says what is wrong, what was expected and what to type."""
+
+
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """The closest of ``choices`` as the end of a message, or all of them if none is close.
+
+    Example:
+        >>> did_you_mean("sofftriple", ["softtriple", "margin"]), did_you_mean("x", ["softtriple", "margin"])
+        ("did you mean 'softtriple'?", 'choose from softtriple, margin')
+    """
+    known = list(choices)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""softtriple in other people's tools: scikit-learn, ONNX."""

@@ -1,0 +1,189 @@
+"""SoftTriple as a scikit-learn estimator: learn an embedding of vectors from labels, transform, classify.
+
+>>> from sklearn.datasets import load_iris
+>>> from sklearn.pipeline import make_pipeline
+>>> from sklearn.preprocessing import StandardScaler
+>>> X, y = load_iris(return_X_y=True)
+>>> model = make_pipeline(StandardScaler(), SoftTripleEmbedding(8, random_state=0)).fit(X, y)
+>>> model.transform(X).shape, model.score(X, y) > 0.9
+((150, 8), True)
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral, Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from softtriple.config import TrainConfig
+from softtriple.data import shuffled
+from softtriple.losses import SoftTripleLoss
+from softtriple.models import Encoder, EncoderConfig
+from softtriple.training.auto import centers_for
+from softtriple.training.fit import train_epoch
+from softtriple.training.optim import build_optimizer, set_rates
+
+
+class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """A linear map, or a network with hidden layers, to unit vectors in which items of one class are close.
+
+    Features should be of similar size: put a ``StandardScaler`` before it.
+
+    Args:
+        n_components: length of the embedding.
+        hidden_layer_sizes: layers before the embedding; none make it a linear map.
+        centers_per_class: K of SoftTriple; "auto" is 10 where classes are large, fewer where they are small.
+        scale, gamma, margin, tau: those of `SoftTripleLoss`.
+        epochs: passes over the data; the rates are a tenth in the last fifth of them.
+        batch_size: items in a step.
+        learning_rate, center_learning_rate: rates of Adam for the map and for the centres.
+        random_state: seed or generator of the first weights and of the order of items.
+
+    Attributes:
+        classes_: the classes, in the order of the columns of ``decision_function``.
+        encoder_: the trained `Encoder`, in float64.
+        loss_: the trained `SoftTripleLoss`, with the centres.
+        loss_curve_: mean loss of the batches of each epoch.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+    """
+
+    def __init__(
+        self,
+        n_components: int = 32,
+        *,
+        hidden_layer_sizes: Sequence[int] = (),
+        centers_per_class: int | Literal["auto"] = "auto",
+        scale: float = 20.0,
+        gamma: float = 0.1,
+        margin: float = 0.01,
+        tau: float = 0.2,
+        epochs: int = 30,
+        batch_size: int = 32,
+        learning_rate: float = 3e-3,
+        center_learning_rate: float = 1e-2,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.centers_per_class = centers_per_class
+        self.scale = scale
+        self.gamma = gamma
+        self.margin = margin
+        self.tau = tau
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.center_learning_rate = center_learning_rate
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any) -> "SoftTripleEmbedding":  # noqa: N803
+        """Learn the embedding of ``X`` from the classes ``y``."""
+        X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
+        check_classification_targets(y)
+        self._refuse_wrong_parameters()
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        features, targets = torch.tensor(X, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64)
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        with torch.random.fork_rng(devices=[]):  # torch's own generator is left as it was
+            torch.manual_seed(seed)
+            self.encoder_, self.loss_ = self._build(features, np.bincount(labels))
+            self.loss_curve_ = list(self._epochs(features, targets, seed))
+        # In float64 the vector of an item does not depend on the items beside it, to more digits than anyone prints.
+        self.encoder_.double().eval()
+        return self
+
+    def transform(self, X: Any) -> Float[np.ndarray, "items dim"]:  # noqa: N803
+        """Unit vectors of ``X``, in the precision of ``X``."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
+        with torch.no_grad():
+            vectors: Tensor = self.encoder_(torch.tensor(X, dtype=torch.float64))
+        return vectors.numpy().astype(X.dtype)
+
+    def decision_function(self, X: Any) -> Float[np.ndarray, "items ..."]:  # noqa: N803
+        """Similarity of each row of ``X`` to each class; of two classes, by how much that to the second is greater."""
+        similarities = self._similarities(X)
+        return similarities[:, 1] - similarities[:, 0] if len(self.classes_) == 2 else similarities
+
+    def predict(self, X: Any) -> np.ndarray:  # noqa: N803
+        """The most similar class of each row of ``X``."""
+        nearest = self._similarities(X).argmax(axis=1)
+        return np.asarray(self.classes_[nearest])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    @property
+    def _n_features_out(self) -> int:
+        return self.encoder_.dim
+
+    def _refuse_wrong_parameters(self) -> None:
+        """What `SoftTripleLoss` does not check itself, under the names that it has here."""
+        for name in ("n_components", "epochs", "batch_size"):
+            if not _is_size(value := getattr(self, name)):
+                raise ValueError(f"{name} = {value!r} must be a whole number above 0")
+        for name in ("learning_rate", "center_learning_rate"):
+            if not (isinstance(value := getattr(self, name), Real) and 0 <= float(value) < math.inf):
+                raise ValueError(f"{name} = {value!r} must be a finite number, at least 0")
+        sizes = self.hidden_layer_sizes
+        if not (isinstance(sizes, Iterable) and all(map(_is_size, sizes))):
+            raise ValueError(f"hidden_layer_sizes = {sizes!r} must be whole numbers above 0, such as (16,)")
+
+    def _build(
+        self, features: Float[Tensor, "items features"], class_sizes: Int64[np.ndarray, " classes"]
+    ) -> tuple[Encoder, SoftTripleLoss]:
+        items, in_features = features.shape
+        hidden = tuple(self.hidden_layer_sizes)
+        encoder = Encoder(
+            EncoderConfig(
+                backbone="mlp" if hidden else "linear",
+                dim=self.n_components,
+                in_features=in_features,
+                hidden=hidden or None,
+            )
+        )
+        if not hidden and self.n_components <= min(items - 1, in_features):
+            encoder.initialize_head_from_pca(features)
+        loss = SoftTripleLoss(
+            len(class_sizes),
+            self.n_components,
+            centers_for(class_sizes) if self.centers_per_class == "auto" else self.centers_per_class,
+            scale=self.scale,
+            gamma=self.gamma,
+            margin=self.margin,
+            tau=self.tau,
+        )
+        return encoder, loss
+
+    def _epochs(self, features: Float[Tensor, "items features"], targets: Tensor, seed: int) -> Iterator[float]:
+        """Train; the mean loss of each epoch."""
+        config = TrainConfig(
+            lr=self.learning_rate, center_lr=self.center_learning_rate, milestones=(self.epochs - self.epochs // 5,)
+        )
+        optimizer = build_optimizer(self.encoder_, self.loss_, config)
+        for epoch in range(self.epochs):
+            set_rates(optimizer, epoch, config)
+            rows = shuffled(len(features), self.batch_size, seed, epoch)
+            batches = ((features[batch], targets[batch]) for batch in rows)
+            losses = [step.loss for step in train_epoch(self.encoder_, self.loss_, batches, optimizer)]
+            yield torch.stack(losses).mean().item()
+
+    def _similarities(self, X: Any) -> Float[np.ndarray, "items classes"]:  # noqa: N803
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=np.float64, reset=False)  # noqa: N806
+        with torch.no_grad():
+            return self.loss_.similarities(self.encoder_(torch.tensor(X))).numpy()
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, Integral) and int(value) > 0

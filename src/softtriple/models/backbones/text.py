@@ -1,0 +1,95 @@
+"""A network on texts, trained from scratch: hashed n-grams of words and letters, each with a vector, averaged.
+
+Nothing is downloaded and no vocabulary is built: the bucket of an n-gram is its CRC-32, the same in every process and
+in every language that has zlib. Letters inside words (as in fastText) let words that were never trained on, misspelt or
+inflected, fall near those that were.
+"""
+
+import re
+import unicodedata
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from softtriple.models.backbones.stages import Chain
+
+PADDING = 0
+LETTERS = (3, 4, 5)
+# Long enough for a page. What comes after changes an average little, and one endless text must not fill the memory.
+MOST_CHARACTERS = 4096
+
+_WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+def text(buckets: int = 2**15, width: int = 128) -> Chain:
+    """One stage that averages the vectors, ``width`` numbers each, of the n-grams of a text."""
+    if min(buckets, width) < 1:
+        raise ValueError(f"text: buckets = {buckets} and width = {width} must be positive")
+    return Chain(
+        {"ngrams": _Average(buckets, width)},
+        num_features=width,
+        taps=(1, 1, 1),
+        preprocess=HashedNgrams(buckets=buckets),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HashedNgrams:
+    """Texts to the buckets of their n-grams: words, pairs of neighbouring words, and 3 to 5 letters of a word.
+
+    The first 4096 characters of a text are normalised (NFKC), case-folded and split into words and signs; each of
+    these then stands between ``<`` and ``>``. The bucket of an n-gram is the CRC-32 of its UTF-8, modulo ``buckets``,
+    plus 1; 0 fills rows up to the longest.
+    """
+
+    buckets: int
+
+    def __call__(self, texts: list[str]) -> Int64[Tensor, "texts length"]:
+        """A row of bucket numbers for each text."""
+        rows = [self._row(text) for text in texts]
+        filled = np.full((len(rows), max(map(len, rows), default=0) or 1), PADDING, dtype=np.int64)
+        for number, row in enumerate(rows):
+            filled[number, : len(row)] = row
+        return torch.from_numpy(filled)
+
+    def _row(self, text: str) -> list[int]:
+        normal = unicodedata.normalize("NFKC", text[:MOST_CHARACTERS]).casefold()
+        words = [f"<{word}>" for word in _WORDS.findall(normal)]
+        row = list(chain.from_iterable(_word_buckets(word, self.buckets) for word in words))
+        return row + [_bucket(f"{first} {second}", self.buckets) for first, second in pairwise(words)]
+
+
+class _Average(nn.EmbeddingBag):
+    """The mean of the vectors of the buckets in each row; those that fill it up do not count, and none give zeros."""
+
+    def __init__(self, buckets: int, width: int) -> None:
+        super().__init__(buckets + 1, width, mode="mean", padding_idx=PADDING)
+        # Short vectors turn far in a step of Adam: on generated questions of intents not trained on, MAP@R was 0.98
+        # after 20 epochs, and 0.35 from vectors of unit variance.
+        with torch.no_grad():
+            self.weight.mul_(0.1)
+
+    def forward(self, rows: Int64[Tensor, "texts length"]) -> Float[Tensor, "texts width"]:  # type: ignore[override]
+        if not torch.compiler.is_compiling():
+            return super().forward(rows)
+        # The same in plain operations: an exported EmbeddingBag is a loop over texts, where it can be exported at all.
+        known = (rows != PADDING).unsqueeze(-1)
+        return (F.embedding(rows, self.weight) * known).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+
+
+# Texts repeat their words: hashing each once makes preparation several times as fast.
+@lru_cache(maxsize=2**16)
+def _word_buckets(word: str, buckets: int) -> tuple[int, ...]:
+    letters = [word[start : start + n] for n in LETTERS for start in range(len(word) - n + 1)]
+    return tuple(_bucket(gram, buckets) for gram in (word, *letters))
+
+
+def _bucket(gram: str, buckets: int) -> int:
+    return zlib.crc32(gram.encode("utf-8", "surrogatepass")) % buckets + 1

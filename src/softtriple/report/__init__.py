@@ -1,0 +1,1 @@
+"""What a run shows a person: the page, its charts and its pictures."""

@@ -1,0 +1,272 @@
+"""The report page, read back from its HTML."""
+
+import base64
+from dataclasses import replace
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image as PillowImage
+from tests.report.html_tree import parse, text
+
+from softtriple.metrics import KMeansRuns, Report
+from softtriple.report.page import CenterGroup, ClassCenters, Found, Method, Page, Retrieved, render_page
+
+RANDOM = np.random.default_rng(0)
+GLYPH = RANDOM.integers(256, size=(32, 24, 3), dtype=np.uint8)
+PHOTO = RANDOM.integers(256, size=(300, 200, 3), dtype=np.uint8)
+DRAWING = np.kron(np.eye(2, dtype=np.uint8)[..., None], np.full((60, 60, 3), 255, np.uint8))
+
+REPORT = Report(
+    recall={1: 0.5, 8: 0.75},
+    precision_at_1=0.5,
+    r_precision=0.25,
+    map_at_r=0.125,
+    nmi=0.6,
+    ami=0.4,
+    num_queries=8,
+    num_gallery=9,
+    num_classes=2,
+    kmeans=KMeansRuns(seed=0, restarts=5, objective=1.5, nmi_spread=0.01, ami_spread=0.02),
+    intervals={"recall@1": (0.4, 0.6)},
+    recall_per_class={"a": 0.25, "b": 0.75},
+)
+BARE = replace(REPORT, nmi=None, ami=None, kmeans=None, intervals={}, recall_per_class={})
+
+
+def retrieved(*same_class, picture=GLYPH):
+    found = tuple(Found(picture, "a" if same else "b", 0.875, same) for same in same_class)
+    return (Retrieved(picture, "a", found),)
+
+
+CENTERS = (ClassCenters("a", 3, (CenterGroup(7, (GLYPH, GLYPH)), CenterGroup(1, ("a text",)))),)
+SOFTTRIPLE = Method("SoftTriple", REPORT, (3.0, 2.0, 1.5), (1, 2, 2), retrieved(True, True, False), CENTERS)
+SOFTMAX = Method(
+    "Softmax", replace(REPORT, map_at_r=0.25, r_precision=0.25), (2.0, 1.0), (), retrieved(False, True, False)
+)
+PAGE = Page("Glyphs", (("data", "letters"), ("time", "58 s")), (SOFTTRIPLE, SOFTMAX))
+NOTHING = Method("Bare", BARE, (), (), ())
+
+
+def page_of(*methods):
+    return parse(render_page(Page("", (), methods)))
+
+
+def table_rows(tree, number=0):
+    table = tree.findall(".//table")[number]
+    return [[text(cell) for cell in row] for row in table.iter("tr")]
+
+
+def headings(tree):
+    return [text(heading) for heading in tree.iter("h2")]
+
+
+def test_page_stands_alone():
+    tree = parse(render_page(PAGE))
+    assert tree.get("lang") == "en"
+    for element in tree.iter():
+        assert element.tag not in {"script", "link", "iframe", "object", "base"}
+        assert element.get("src", "data:").startswith("data:")
+        assert element.get("href", "#").startswith("#")
+        assert not any(name.startswith("on") for name in element.keys())  # noqa: SIM118  (an Element is no dict)
+    assert "http" not in render_page(PAGE).replace("http-equiv", "")
+    assert "@import" not in text(tree.find(".//style"))
+
+
+def test_ids_are_unique_and_references_lead_somewhere():
+    tree = parse(render_page(PAGE))
+    ids = [element.get("id") for element in tree.iter() if element.get("id")]
+    references = [element.get("href")[1:] for element in tree.iter() if element.get("href")]
+    clips = [element.get("clip-path")[5:-1] for element in tree.iter() if element.get("clip-path")]
+    assert len(set(ids)) == len(ids)
+    assert references
+    assert clips
+    assert set(references) | set(clips) <= set(ids)
+
+
+def test_same_page_gives_the_same_text():
+    assert render_page(PAGE) == render_page(PAGE)
+
+
+def test_metrics_stand_in_rows_with_one_column_a_method():
+    tree = parse(render_page(PAGE))
+    assert table_rows(tree) == [
+        ["", "SoftTriple", "Softmax"],
+        ["Recall@1", "50.00 40.00 to 60.00", "50.00 40.00 to 60.00"],
+        ["Recall@8", "75.00", "75.00"],
+        ["MAP@R", "12.50", "25.00"],
+        ["R-precision", "25.00", "25.00"],
+        ["NMI", "60.00 spread 1.00", "60.00 spread 1.00"],
+        ["AMI", "40.00 spread 2.00", "40.00 spread 2.00"],
+        ["Distinct centres per class", "1.7", "–"],
+    ]
+    assert "8 queries of 2 classes against 9 items." in text(tree)
+    assert text(tree.find(".//dl")) == "dataletterstime58 s"
+
+
+def test_best_is_bold_ties_included():
+    rows = parse(render_page(PAGE)).find(".//table").iter("tr")
+    bold = {text(row[0]): [cell.find("strong") is not None for cell in row[1:]] for row in rows}
+    assert bold["Recall@1"] == [True, True]
+    assert bold["MAP@R"] == [False, True]
+    assert bold["Distinct centres per class"] == [False, False]
+
+
+def test_one_method_is_not_called_best():
+    tree = page_of(SOFTTRIPLE)
+    assert tree.find(".//strong") is None
+    assert "bold" not in text(tree.find(".//main"))
+
+
+def test_what_no_report_knows_has_no_row():
+    tree = page_of(NOTHING)
+    names = [row[0] for row in table_rows(tree)]
+    assert names == ["", "Recall@1", "Recall@8", "MAP@R", "R-precision"]
+    assert "Small print" not in text(tree)
+
+
+def test_what_one_report_does_not_know_is_a_dash():
+    other = replace(NOTHING, report=replace(BARE, recall={1: 0.5, 2: 0.625}))
+    rows = {name: cells for name, *cells in table_rows(page_of(SOFTTRIPLE, other))}
+    assert rows["NMI"] == ["60.00 spread 1.00", "–"]
+    assert (rows["Recall@2"], rows["Recall@8"]) == (["–", "62.50"], ["75.00", "–"])
+
+
+def test_queries_left_out_are_named():
+    report = replace(REPORT, num_without_positives=3, num_zero_vectors=2)
+    shown = text(page_of(replace(SOFTTRIPLE, report=report)))
+    assert "3 left out" in shown
+    assert "2 vectors being zero" in shown
+
+
+def test_sections_without_content_are_left_out():
+    assert headings(page_of(NOTHING)) == ["Retrieval and clustering"]
+    assert headings(parse(render_page(PAGE))) == [
+        "Retrieval and clustering",
+        "Training",
+        "Retrieved examples",
+        "Centres of some classes",
+        "Hardest classes",
+    ]
+
+
+def test_wrong_neighbors_are_marked_in_words_too():
+    tree = parse(render_page(PAGE))
+    wrong = tree.findall(".//li[@class='wrong']")
+    assert [text(item) for item in wrong] == ["0.88 ✗ b"] * 3
+    assert [item.find("img").get("alt") for item in wrong] == ["Wrong class: b"] * 3
+    alts = [image.get("alt") for image in tree.findall(".//ol[@class='items']/li/img")]
+    assert sum(alt == "Same class: a" for alt in alts) == 3
+    answers = [text(heading) for heading in tree.findall(".//div[@class='answers']//h3")]
+    assert answers == ["SoftTriple 2 of 3 right", "Softmax 1 of 3 right"]
+
+
+def test_centers_tell_how_many_items_they_hold():
+    card = text(page_of(SOFTTRIPLE).find(".//article"))
+    assert card == "a 2 of 3 distinct centres hold itemsCentre 1: 7 itemsCentre 2: 1 itema text"
+
+
+def test_charts_only_for_what_there_is():
+    charts = [chart.get("aria-label") for chart in parse(render_page(PAGE)).findall(".//svg[@role='img']")]
+    assert charts == ["Training loss by epoch", "Distinct centres: 1 in 1 classes, 2 in 2 classes"]
+    assert page_of(replace(SOFTMAX, losses=())).find(".//svg") is None
+
+
+def test_hardest_classes_come_first_and_end_at_ten():
+    a = replace(NOTHING, report=replace(BARE, recall_per_class={f"c{n:02}": n / 20 for n in range(20)}))
+    b = replace(NOTHING, report=replace(BARE, recall_per_class={"c00": 1.0, "only here": 0.0}))
+    alone = table_rows(page_of(a), 1)
+    assert [row[0] for row in alone] == ["Class"] + [f"c{n:02}" for n in range(10)]
+    assert alone[2] == ["c01", "5.00"]
+    together = table_rows(page_of(a, b), 1)
+    assert together[1] == ["only here", "–", "0.00"]
+    assert together[10] == ["c09", "45.00", "–"]
+    assert len(together) == 11
+
+
+@pytest.mark.parametrize(
+    ("picture", "kind", "size"), [(GLYPH, "png", (24, 32)), (PHOTO, "jpeg", (64, 96)), (DRAWING, "png", (96, 96))]
+)
+def test_pictures_are_small_files_of_the_kind_that_suits_them(picture, kind, size):
+    tree = page_of(replace(NOTHING, retrieved=retrieved(True, picture=picture)))
+    head, data = tree.find(".//img").get("src").split(",")
+    image = PillowImage.open(BytesIO(base64.b64decode(data)))
+    assert head == f"data:image/{kind};base64"
+    assert image.size == size
+
+
+def test_pixels_of_a_small_picture_are_kept():
+    tree = page_of(replace(NOTHING, retrieved=retrieved(True)))
+    image = PillowImage.open(BytesIO(base64.b64decode(tree.find(".//img").get("src").split(",")[1])))
+    assert np.array_equal(np.asarray(image), GLYPH)
+
+
+def test_texts_stand_where_pictures_would():
+    tree = page_of(replace(NOTHING, retrieved=retrieved(True, False, picture="where is my card?")))
+    assert tree.find(".//img") is None
+    assert [text(item) for item in tree.findall(".//p[@class='text']")] == ["where is my card?"] * 3
+
+
+def page_saying(words):
+    """A page with ``words`` wherever a page takes text, and no charts."""
+    found = (Found(words, words, 0.5, False), Found(GLYPH, words, 0.5, True))
+    method = Method(
+        words,
+        replace(REPORT, recall_per_class={words: 0.5}),
+        (),
+        (),
+        (Retrieved(words, words, found), Retrieved(GLYPH, words, found)),
+        (ClassCenters(words, 1, (CenterGroup(1, (words, GLYPH)),)),),
+    )
+    return Page(words, ((words, words),), (method, method))
+
+
+def structure(html):
+    return [(element.tag, sorted(element.keys())) for element in parse(html).iter() if element.tag != "wbr"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.text())
+@example("</title></style><script>alert(1)</script>")
+@example("\"' onerror='alert(1)' x=\"&lt;")
+@example("<!-- ]]> &#60;script>")
+@example("\udcff is no UTF-8")
+def test_no_text_becomes_markup(words):
+    html = render_page(page_saying(words))
+    html.encode("utf-8")
+    assert structure(html) == structure(render_page(page_saying("plain")))
+
+
+def test_text_is_shown_as_it_was():
+    words = """<b>"R&amp;D" 'x'</b>"""
+    tree = parse(render_page(page_saying(words)))
+    assert text(tree.find(".//h1")) == words
+    assert text(tree.find(".//dd")) == words
+    assert text(tree.find(".//article/h4")) == f"{words} 1 distinct centre"
+    assert tree.find(".//img").get("alt") == f"Same class: {words}"
+
+
+def test_names_of_methods_are_neither_markup_nor_mathematics_beside_charts():
+    tree = page_of(replace(SOFTTRIPLE, name=r"<i>$\frac{"), SOFTMAX, NOTHING)
+    assert [text(entry) for entry in tree.findall(".//ul[@class='legend']/li")] == [r"<i>$\frac{", "Softmax"]
+    assert text(tree.findall(".//div[@class='charts']//figcaption")[1]).startswith(r"<i>$\frac{: classes by")
+
+
+def test_page_needs_a_method():
+    with pytest.raises(ValueError, match="methods: a page shows at least one"):
+        Page("", (), ())
+
+
+@pytest.mark.parametrize(
+    "others", [retrieved(True) * 2, retrieved(True, picture="a text"), (replace(retrieved(True)[0], class_name="b"),)]
+)
+def test_methods_must_answer_the_same_queries(others):
+    with pytest.raises(ValueError, match="'Softmax' must show the queries of 'SoftTriple'"):
+        Page("", (), (SOFTTRIPLE, replace(SOFTMAX, retrieved=others)))
+
+
+def test_a_method_may_show_no_queries():
+    tree = page_of(replace(SOFTTRIPLE, retrieved=()), SOFTMAX)
+    assert [text(heading) for heading in tree.findall(".//div[@class='answers']//h3")] == ["Softmax 1 of 3 right"]

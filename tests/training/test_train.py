@@ -1,0 +1,338 @@
+"""Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from softtriple.config import Config, with_settings
+from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
+from softtriple.losses import LOSSES
+from softtriple.models import Encoder
+from softtriple.models.features import Reading, embed_feed, pixel_feed, trunk_feed
+from softtriple.progress import Reporter
+from softtriple.training import train as experiment
+from softtriple.training.auto import centers_for
+from softtriple.training.checkpoint import read_state
+from softtriple.training.fit import row_batches
+from softtriple.training.inference import evaluate_run
+from softtriple.training.run import RunDir
+from softtriple.training.train import Outcome, load_data, train
+
+QUIET = Reporter(quiet=True)
+SMALL = ["train.epochs=2", "train.batch_size=16", "model.dim=8", "loss.centers_per_class=2"]
+
+
+def run(dataset: str, out: Path, *settings: str, resume: bool = False) -> Outcome:
+    config = with_settings(Config(dataset=dataset), [*SMALL, *settings])
+    return train(config, RunDir(out), QUIET, resume=resume)
+
+
+def clusters(num_classes: int = 6, per_class: int = 12, dim: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(num_classes), per_class)
+    centers = 3 * random.standard_normal((num_classes, dim))
+    return (centers[labels] + random.standard_normal((len(labels), dim))).astype(np.float32), labels
+
+
+@pytest.fixture
+def vectors(tmp_path: Path) -> str:
+    file = tmp_path / "vectors.npz"
+    values, labels = clusters()
+    np.savez(file, vectors=values, labels=labels)
+    return str(file)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """A folder of class folders of small pictures: a class is a colour and where its square is."""
+    random = np.random.default_rng(0)
+    folder = tmp_path / "pictures"
+    for label in range(6):
+        (folder / f"class {label}").mkdir(parents=True)
+        for item in range(6):
+            pixels = random.integers(0, 60, (40, 48, 3), dtype=np.uint8)
+            pixels[4 * label : 4 * label + 14, 5:30, label % 3] = 200
+            Image.fromarray(pixels).save(folder / f"class {label}" / f"{item}.png")
+    return folder
+
+
+CONV = ["model.backbone=conv-small", "model.input_size=28", "data.augment=crop"]
+
+
+def test_a_run_leaves_everything_behind(vectors: str, tmp_path: Path) -> None:
+    outcome = run(vectors, tmp_path / "run")
+    files = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
+    assert files == {"config.toml", "log.jsonl", "checkpoints", "encoder", "centers.safetensors", "report.json"}
+    assert [entry["epoch"] for entry in outcome.run.read_log()] == [1, 2]
+    report = json.loads(outcome.run.report_file.read_text())
+    assert report["recall"]["1"] == outcome.report.recall[1]
+    assert outcome.report.recall[1] > 0.8
+    assert load_file(outcome.run.centers_file)["centers"].shape == (3, 2, 8)
+    again = Encoder.load(tmp_path / "run")
+    embedded = again(torch.from_numpy(outcome.benchmark.test.items.take(np.arange(5)).values))
+    torch.testing.assert_close(embedded, outcome.test.vectors[:5])
+    assert again.class_names == ("0", "1", "2")
+
+
+def test_images_in_a_folder(images: Path, tmp_path: Path) -> None:
+    outcome = run(str(images), tmp_path / "run", *CONV, "train.epochs=6")
+    assert outcome.report.num_queries == 18
+    assert outcome.report.recall[1] > 0.5
+    assert outcome.config.model.freeze_batch_norm == "off"
+
+
+def test_a_table(images: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.png"))]
+    table.write_text("\n".join(["file,kind", *rows]))
+    outcome = run(str(table), tmp_path / "run", *CONV, "data.path=file", "data.label=kind")
+    assert outcome.encoder.class_names == ("class 0", "class 1", "class 2")
+
+
+def test_a_setting_is_insisted_on_also_where_it_says_the_usual(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    rows = [f"{number}.png,words {number},{number % 4},{('train', 'test')[number % 2]}" for number in range(16)]
+    table.write_text("\n".join(["path,text,label,split", *rows]))
+
+    def load(*settings: str) -> Benchmark:
+        return load_data(with_settings(Config(dataset=str(table)), settings), QUIET)
+
+    with pytest.raises(ValueError, match="both columns path and text; name the one to use"):
+        load()
+    with pytest.raises(ValueError, match="16 of 16 images are missing"):
+        load("data.path=path")
+    by_column, by_class = load("data.text=text"), load("data.text=text", "data.split=classes")
+    assert np.unique(by_column.train.labels).tolist() == [0, 2]
+    assert np.unique(by_class.train.labels).tolist() == [0, 1]
+    with pytest.raises(ValueError, match="digits has no option split"):
+        load_data(with_settings(Config(dataset="digits"), ["data.split=classes"]), QUIET)
+
+
+def test_same_seed_same_numbers_and_another_seed_others(vectors: str, tmp_path: Path) -> None:
+    first, again, other = (
+        run(vectors, tmp_path / name, f"train.seed={seed}") for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert torch.equal(first.test.vectors, again.test.vectors)
+    assert not torch.equal(first.test.vectors, other.test.vectors)
+
+
+def test_classes_split_by_instances_have_an_accuracy(vectors: str, tmp_path: Path) -> None:
+    outcome = run(vectors, tmp_path / "run", "data.split=instances", "train.epochs=30")
+    assert outcome.report.accuracy is not None
+    assert outcome.report.accuracy > 0.8
+    assert run(vectors, tmp_path / "by class").report.accuracy is None
+
+
+@pytest.mark.parametrize("loss", ["softtriple", "softmax", "semi-hard"])
+def test_a_run_is_evaluated_to_the_report_that_training_gave(vectors: str, tmp_path: Path, loss: str) -> None:
+    out = tmp_path / "run"
+    outcome = run(vectors, out, "data.split=instances", f"loss.name={loss}", "loss.centers_per_class=auto")
+    assert (outcome.report.accuracy is None) == (loss == "semi-hard")
+    assert replace(evaluate_run(out, None, QUIET), seconds=outcome.report.seconds) == outcome.report
+
+
+def test_centers_of_another_run_are_refused(vectors: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    outcome = run(vectors, out, "data.split=instances")
+    save_file({"centers": torch.ones(2, 2, 8)}, outcome.run.centers_file)
+    with pytest.raises(ValueError, match=r"centers.safetensors: not what the loss of the run has learned \(.*size"):
+        evaluate_run(out, None, QUIET)
+
+
+def test_epochs_are_measured_against_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, labels = clusters()
+    parts = [Split(Vectors(values[rows]), labels[rows]) for rows in np.split(np.arange(72), [36, 54])]
+    parts[2] = replace(parts[2], items=Vectors(-values[36:54]), labels=parts[1].labels)  # nothing is near its own class
+    names = tuple(map(str, range(6)))
+    drawn = Benchmark(name="drawn", class_names=names, train=parts[0], test=parts[1], gallery=parts[2])
+    monkeypatch.setattr(experiment, "load_benchmark", lambda name, **options: drawn)
+    outcome = run("drawn", tmp_path / "run", "train.evaluate_every=1")
+    last = outcome.run.read_log()[-1]
+    assert last["test_recall@1"] == outcome.report.recall[1]
+    assert last["test_map_at_r"] == outcome.report.map_at_r
+
+
+def test_held_out_classes_are_not_trained_on(vectors: str, tmp_path: Path) -> None:
+    outcome = run(vectors, tmp_path / "run", "train.hold_out=0.4", "train.evaluate_every=1")
+    assert outcome.validation is not None
+    assert len(outcome.encoder.class_names) == 2
+    assert outcome.validation.num_classes == 1
+    assert "validation_recall@1" in outcome.run.read_log()[0]
+
+
+def test_held_out_images_are_not_kept_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path / "cache"))
+    settings = [*CONV, "train.hold_out=0.4", "train.epochs=1", "data.cache_gigabytes=inf"]
+    outcome = run(str(images), tmp_path / "run", *settings)
+    assert outcome.run.read_config().data.cache_gigabytes == np.inf
+    assert outcome.validation is not None
+    assert len(list((tmp_path / "cache").glob("images-*"))) == 2  # of the training half and of the test half
+
+
+def test_half_precision_resumes_to_the_same_bits(vectors: str, tmp_path: Path) -> None:
+    settings = ["train.precision=float16", "train.epochs=6", "train.batch_size=36"]
+    whole = run(vectors, tmp_path / "whole", *settings)
+    last = max(whole.run.checkpoints.iterdir())
+    state = read_state(last)
+    # Found by trying, and halved at most once in the one step of an epoch: none began again with the first guess.
+    assert state["scaler"]["scale"] < torch.amp.GradScaler("cpu").get_scale() / 2
+    last.unlink()
+    resumed = run(vectors, tmp_path / "whole", *settings, resume=True)
+    assert torch.equal(whole.test.vectors, resumed.test.vectors)
+    assert read_state(last)["scaler"] == state["scaler"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(vectors: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from softtriple.losses import SoftTripleLoss
+
+    original = SoftTripleLoss.forward
+    calls = 0
+
+    def forward(self: SoftTripleLoss, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return original(self, embeddings, labels) * (float("nan") if calls == 5 else 1.0)
+
+    monkeypatch.setattr(SoftTripleLoss, "forward", forward)
+    with pytest.raises(FloatingPointError, match=r"the loss became nan in batch 2 of epoch 2: .* last good state"):
+        run(vectors, tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch-00001-batch-0000000.pt"]
+
+
+def test_kept_outputs_of_a_frozen_trunk_are_those_of_the_network(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (9, 32, 32), dtype=np.uint8)
+    split = Split(ImageArray(pixels), np.zeros(9, dtype=np.int64))
+    torch.manual_seed(0)
+    encoder = Encoder.from_backbone("conv-small", dim=5).eval()
+    still = Reading(View(size=32, resize=32))
+    expected = embed_feed(encoder, pixel_feed(encoder, split, still))
+    for frozen in (1, 2, encoder.num_stages):
+        kept = trunk_feed(encoder, split, still, frozen=frozen, views=1)
+        assert kept.first == frozen
+        torch.testing.assert_close(embed_feed(encoder, kept), expected, rtol=1e-5, atol=1e-6)
+    moving = Reading(View(size=32, resize=32, augment="affine"))
+    kept = trunk_feed(encoder, split, moving, frozen=2, views=3, seed=1)
+    rows = [np.arange(9)]
+    views = [next(pixel_feed(encoder, split, moving).batches(rows, view))[0] for view in range(3)]
+    with torch.no_grad():
+        candidates = torch.stack([encoder.run_trunk(view, 2) for view in views])
+    (drawn, _), (other, _) = (next(kept.batches(rows, epoch)) for epoch in (0, 1))
+    distances = (candidates - drawn).flatten(2).abs().amax(-1)
+    assert distances.amin(0).max() < 1e-2  # each row is one of its views, in half precision
+    assert not torch.equal(drawn, other)
+
+
+def test_features_of_several_depths_are_kept_apart() -> None:
+    split = Split(ImageArray(np.zeros((3, 32, 32), dtype=np.uint8)), np.zeros(3, dtype=np.int64))
+    still = Reading(View(size=32, resize=32))
+    for heads in (1, 3):
+        torch.manual_seed(0)
+        encoder = Encoder.from_backbone("conv-small", dim=6, heads=heads)
+        feed = trunk_feed(encoder, split, still, frozen=encoder.num_stages, views=1)
+        assert embed_feed(encoder, feed).shape == (3, 6)
+
+
+def test_a_frozen_trunk_is_not_trained_and_its_kept_outputs_are_reused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, images: Path
+) -> None:
+    monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path / "cache"))
+    settings = [*CONV, "model.trainable=last:2", "train.views=2"]
+    first = run(str(images), tmp_path / "a", *settings)
+    kept = sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy"))
+    assert len(kept) == 3  # two augmented views of the training items, one still view of the test items
+    # What is there needs no room: else a run that filled the disk would not resume to the same bits.
+    monkeypatch.setattr("softtriple.data.cache.disk_usage", lambda folder: SimpleNamespace(free=0))
+    second = run(str(images), tmp_path / "b", *settings)
+    assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")) == kept
+    assert torch.equal(first.test.vectors, second.test.vectors)
+    fresh = run(str(images), tmp_path / "c", *settings, "data.cache_gigabytes=0")
+    assert fresh.report.num_queries == 18
+
+
+def test_head_from_pca(images: Path, tmp_path: Path) -> None:
+    settings = [*CONV, "model.head_init=pca", "model.trainable=head", "data.augment=none", "train.epochs=0"]
+    outcome = run(str(images), tmp_path / "run", *settings)
+    view = View(size=outcome.encoder.preprocess.size, resize=outcome.encoder.preprocess.resize)
+    feed = pixel_feed(outcome.encoder, outcome.learned, Reading(view))
+    ((pixels, _),) = feed.batches([np.arange(len(outcome.learned))], 0)
+    with torch.no_grad():
+        features = outcome.encoder.features(pixels).double()
+        projected = outcome.encoder.head(features.float()).double()
+    # The head keeps as much of the spread of the features as any eight directions can.
+    spread = torch.linalg.svdvals(features - features.mean(dim=0)) ** 2
+    assert projected.mean(dim=0).abs().max() < 1e-4
+    torch.testing.assert_close(projected.square().sum(), spread[:8].sum(), rtol=1e-4, atol=0.0)
+
+
+def test_unreadable_images_stop_or_are_left_out(images: Path, tmp_path: Path) -> None:
+    (images / "class 1" / "0.png").write_bytes(b"not a picture")
+    with pytest.raises(ValueError, match=r"class 1/0\.png"):
+        run(str(images), tmp_path / "stop", *CONV)
+    outcome = run(str(images), tmp_path / "skip", *CONV, "data.on_error=skip")
+    assert len(outcome.learned) == 17
+
+
+def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="softmax-norm has no such option"):
+        run(vectors, tmp_path / "run", "loss.name=softmax-norm")
+    with pytest.raises(ValueError, match="softtriple has no option alpha"):
+        run(vectors, tmp_path / "other", "loss.options.alpha=3")
+
+
+def test_queries_search_a_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, labels = clusters()
+    even = np.arange(72) % 2 == 0
+    parts = {"train": labels < 3, "test": (labels >= 3) & even, "gallery": (labels >= 3) & ~even}
+    splits = {name: Split(Vectors(values[rows]), labels[rows]) for name, rows in parts.items()}
+    benchmark = Benchmark(name="shop", class_names=tuple("abcdef"), recall_at=(1, 10), **splits)
+    monkeypatch.setattr("softtriple.training.train.load_benchmark", lambda spec, **_: benchmark)
+    outcome = run("shop", tmp_path / "run")
+    assert (outcome.report.num_queries, outcome.report.num_gallery) == (18, 18)
+    assert sorted(outcome.report.recall) == [1, 10]
+    assert outcome.report.recall[10] > 0.9
+
+
+@pytest.mark.parametrize(
+    "name", [*sorted(LOSSES), "pml:MultiSimilarityLoss", "pml:TripletMarginLoss+TripletMarginMiner"]
+)
+def test_every_loss_trains_through_the_same_loop(vectors: str, tmp_path: Path, name: str) -> None:
+    small = ["train.epochs=2", "train.batch_size=16", "model.dim=9", "model.hidden=[12, 12, 12]"]
+    settings = [*small, f"loss.name={name}"]
+    outcome = train(with_settings(Config(dataset=vectors), settings), RunDir(tmp_path / "run"), QUIET)
+    assert len(outcome.run.read_log()) == 2
+    assert outcome.report.recall[1] > 0.5
+
+
+def test_a_loss_that_looks_ahead_resumes_at_epochs(vectors: str, tmp_path: Path) -> None:
+    """HTL builds its tree at the start of an epoch, from embeddings that are gone later."""
+    settings = ["loss.name=htl", "loss.centers_per_class=auto"]
+    whole = run(vectors, tmp_path / "whole", *settings, "train.epochs=4", "train.checkpoint_minutes=0")
+    broken = RunDir(tmp_path / "broken")
+    config = with_settings(Config(dataset=vectors), [*SMALL, *settings, "train.epochs=4", "train.checkpoint_minutes=0"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("softtriple.training.fit.row_batches", _stop_in_epoch_2)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, broken, QUIET)
+    resumed = train(config, broken, QUIET, resume=True)
+    assert torch.equal(whole.test.vectors, resumed.test.vectors)
+
+
+def _stop_in_epoch_2(loss: object, labels: object, config: object, epoch: int) -> object:
+    for number, rows in enumerate(row_batches(loss, labels, config, epoch)):
+        if epoch == 2 and number == 1:
+            raise KeyboardInterrupt
+        yield rows
+
+
+@pytest.mark.parametrize(("sizes", "k"), [([60] * 9, 10), ([5, 6, 5, 4], 2), ([1, 1], 1), ([12] * 3, 5)])
+def test_centers_follow_the_class_sizes(sizes: list[int], k: int) -> None:
+    assert centers_for(np.array(sizes)) == k
+    assert k <= max(sizes)
