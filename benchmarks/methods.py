@@ -17,7 +17,7 @@ from measuring import machine, save, table
 from softtriple.config import Config, with_settings
 from softtriple.losses import LOSSES
 from softtriple.progress import Reporter
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 UNTRAINED = "untrained"

@@ -225,6 +225,19 @@ def data_parallel(module: nn.Module) -> nn.Module:
     return DistributedDataParallel(module)
 
 
+@contextmanager
+def gradients_synchronized(module: nn.Module, wanted: bool) -> Iterator[None]:
+    """Average the gradients of ``module`` over ranks in this block's backward only if ``wanted``.
+
+    Batches whose gradients accumulate need no exchange before the last of them.
+    """
+    if wanted or not isinstance(module, DistributedDataParallel):
+        yield
+        return
+    with module.no_sync():
+        yield
+
+
 def sync_buffers(module: nn.Module) -> None:
     """Give every rank the buffers of the first, such as the running statistics of batch norm."""
     _copy_from_main(module.buffers())

@@ -21,9 +21,9 @@ from softtriple.losses import LOSSES, SoftTripleLoss, sample_classes, shard
 from softtriple.progress import Reporter
 from softtriple.training import fit
 from softtriple.training.checkpoint import Position, load_checkpoint, read_state, save_checkpoint
-from softtriple.training.fit import row_batches
+from softtriple.training.fit import LOOK_EVERY, row_batches
 from softtriple.training.optim import RowAdam
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 # 39 items of 3 classes to train on: the last batch of each epoch has one, and most ranks have nothing of it.
@@ -51,12 +51,13 @@ def run(dataset: str, out: Path, settings: list[str], stop_in: int | None = None
             yield rows
 
     fit.row_batches = interrupted  # type: ignore[assignment]
+    fit.LOOK_EVERY = 1  # a look at every step is a chance to save it
     try:
-        train(with_settings(Config(dataset=dataset), settings), RunDir(out), Reporter(quiet=True), resume=resume)
+        train(dataset, out=out, config=with_settings(Config(), settings), reporter=Reporter(quiet=True), resume=resume)
     except KeyboardInterrupt:
         assert stop_in is not None
     finally:
-        fit.row_batches = row_batches
+        fit.row_batches, fit.LOOK_EVERY = row_batches, LOOK_EVERY
 
 
 def losses(out: Path) -> list[float]:

@@ -20,7 +20,7 @@ from softtriple.gallery.serving import read_centers, settings_for
 from softtriple.gallery.settings import LOOPBACK
 from softtriple.search import Item, open_store
 from softtriple.search.catalog import fingerprint
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 
 
 def test_loopback_needs_no_token_and_knows_its_names() -> None:

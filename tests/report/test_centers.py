@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from softtriple.config import Config, LossConfig
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.report.centers import CenterCounts, count_centers, draw, text
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 
 
 def make_run(path: Path, centers: torch.Tensor | None, loss: str = "softtriple") -> Path:

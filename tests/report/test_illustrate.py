@@ -8,7 +8,7 @@ from softtriple.config import Config, with_settings
 from softtriple.progress import Reporter
 from softtriple.report.centers import count_centers
 from softtriple.report.pictures import write_page
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 

@@ -19,7 +19,7 @@ from softtriple.progress import Reporter
 from softtriple.search import Hit, Item, catalog, nearest, open_store
 from softtriple.search.catalog import Indexed, check_recall, delete_data, embed_queries, fingerprint, index_data, search
 from softtriple.search.lance import LanceStore
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 QUIET = Reporter(quiet=True)

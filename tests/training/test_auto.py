@@ -31,7 +31,6 @@ def benchmark(items: Items) -> Benchmark:
     [
         ("vectors", [], ["linear", 64, "none", "off", 1e-4, "all", 2]),
         ("vectors", ["model.hidden=[5]"], ["mlp", 64, "none", "off", 1e-3, "all", 2]),
-        ("vectors", ["loss.name=hdc"], ["linear", 63, "none", "off", 1e-4, "all", "auto"]),
         ("texts", [], ["text", 64, "none", "off", 1e-3, "all", 2]),
         ("drawings", [], ["conv-small", 64, "affine", "off", 1e-3, "all", 2]),
         ("photographs", [], ["efficientnet-lite0", 64, "crop", "statistics", 1e-4, "auto", 2]),

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from softtriple.losses import SoftTripleLoss, sample_classes
-from softtriple.training.checkpoint import KEEP, Position, load_checkpoint, own_states, read_state, save_checkpoint
+from softtriple.training.checkpoint import KEEP, Position, _own_states, load_checkpoint, read_state, save_checkpoint
 from softtriple.training.optim import RowAdam
 
 
@@ -40,7 +40,7 @@ def test_one_process_copies_no_rows_of_sampled_classes() -> None:
     loss(torch.randn(3, 4), torch.arange(3)).backward()
     optimizer.step()
     loss_state, optimizer_state = loss.state_dict(), optimizer.state_dict()
-    own_loss, own_optimizer = own_states(loss, optimizer, loss_state, optimizer_state)
+    own_loss, own_optimizer = _own_states(loss, optimizer, loss_state, optimizer_state)
     assert own_loss["loss.centers"] is loss_state["loss.centers"]
     assert own_optimizer["state"][0]["exp_avg"] is optimizer_state["state"][0]["exp_avg"]
 

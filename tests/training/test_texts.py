@@ -16,9 +16,8 @@ from softtriple.cli import main
 from softtriple.config import Config, with_settings
 from softtriple.data import Split, Texts, Vectors, read_vectors
 from softtriple.metrics.evaluate import Embeddings, evaluate
-from softtriple.models.features import Reading, embed_feed, pixel_feed, trunk_feed
+from softtriple.models.features import Reading, cached_feed, embed_feed, item_feed
 from softtriple.progress import Reporter
-from softtriple.training.run import RunDir
 from softtriple.training.train import train
 
 QUIET = Reporter(quiet=True)
@@ -101,18 +100,18 @@ def test_settings_without_effect_are_refused(softtriple, arguments: list[str], s
 def test_a_frozen_encoder_trains_its_head_on_kept_features(tmp_path: Path) -> None:
     settings = ["data.text=utterance", "data.label=intent", "model.trainable=head", "train.epochs=1", "model.dim=8"]
     table = write_intents(tmp_path / "intents.csv", per_intent=6)
-    outcome = train(with_settings(Config(dataset=str(table)), settings), RunDir(tmp_path / "run"), QUIET)
-    read = outcome.benchmark.test
-    anew = embed_feed(outcome.encoder, pixel_feed(outcome.encoder, read, Reading()))
-    torch.testing.assert_close(outcome.test.vectors, anew)
-    kept = trunk_feed(outcome.encoder, read, Reading(), frozen=1, views=1)
-    torch.testing.assert_close(embed_feed(outcome.encoder, kept), anew)
+    run = train(str(table), config=with_settings(Config(), settings), reporter=QUIET)
+    read = run.benchmark().test
+    anew = embed_feed(run.encoder, item_feed(run.encoder, read, Reading()))
+    torch.testing.assert_close(run.test_embeddings.vectors, anew)
+    kept = cached_feed(run.encoder, read, Reading(), frozen=1, views=1)
+    torch.testing.assert_close(embed_feed(run.encoder, kept), anew)
 
 
 def test_an_encoder_of_another_kind_is_refused() -> None:
     texts = Split(Texts(("a", "b")), np.array([0, 1]))
     vectors = Split(Vectors(np.zeros((2, 3), dtype=np.float32)), np.array([0, 1]))
-    with pytest.raises(ValueError, match="the encoder, conv-small, takes images; the data are texts"):
-        pixel_feed(Encoder.from_backbone("conv-small"), texts, Reading())
-    with pytest.raises(ValueError, match="the encoder, text, takes texts; the data are vectors"):
-        pixel_feed(Encoder.from_backbone("text"), vectors, Reading())
+    with pytest.raises(ValueError, match=r"conv-small.* takes images, but the data are texts"):
+        item_feed(Encoder.from_backbone("conv-small"), texts, Reading())
+    with pytest.raises(ValueError, match=r"text.* takes texts, but the data are vectors"):
+        item_feed(Encoder.from_backbone("text"), vectors, Reading())

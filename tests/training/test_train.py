@@ -13,25 +13,24 @@ from safetensors.torch import load_file, save_file
 
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
+from softtriple.errors import UserError
 from softtriple.losses import LOSSES
 from softtriple.models import Encoder
-from softtriple.models.features import Reading, embed_feed, pixel_feed, trunk_feed
+from softtriple.models.features import Reading, cached_feed, embed_feed, item_feed
 from softtriple.progress import Reporter
-from softtriple.training import train as experiment
 from softtriple.training.auto import centers_for
 from softtriple.training.checkpoint import read_state
 from softtriple.training.fit import row_batches
-from softtriple.training.inference import evaluate_run
-from softtriple.training.run import RunDir
-from softtriple.training.train import Outcome, load_data, train
+from softtriple.training.run import Run, load_data
+from softtriple.training.train import prepare, train, train_prepared
 
 QUIET = Reporter(quiet=True)
 SMALL = ["train.epochs=2", "train.batch_size=16", "model.dim=8", "loss.centers_per_class=2"]
 
 
-def run(dataset: str, out: Path, *settings: str, resume: bool = False) -> Outcome:
-    config = with_settings(Config(dataset=dataset), [*SMALL, *settings])
-    return train(config, RunDir(out), QUIET, resume=resume)
+def run(data: str | Benchmark, out: Path | None, *settings: str, resume: bool = False) -> Run:
+    config = with_settings(Config(), [*SMALL, *settings])
+    return train(data, out=out, config=config, resume=resume, reporter=QUIET)
 
 
 def clusters(num_classes: int = 6, per_class: int = 12, dim: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -70,14 +69,14 @@ def test_a_run_leaves_everything_behind(vectors: str, tmp_path: Path) -> None:
     outcome = run(vectors, tmp_path / "run")
     files = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
     assert files == {"config.toml", "log.jsonl", "checkpoints", "encoder", "centers.safetensors", "report.json"}
-    assert [entry["epoch"] for entry in outcome.run.read_log()] == [1, 2]
-    report = json.loads(outcome.run.report_file.read_text())
+    assert [entry["epoch"] for entry in outcome.log] == [1, 2]
+    report = json.loads(outcome.directory.report_file.read_text())
     assert report["recall"]["1"] == outcome.report.recall[1]
     assert outcome.report.recall[1] > 0.8
-    assert load_file(outcome.run.centers_file)["centers"].shape == (3, 2, 8)
+    assert load_file(outcome.directory.centers_file)["centers"].shape == (3, 2, 8)
     again = Encoder.load(tmp_path / "run")
-    embedded = again(torch.from_numpy(outcome.benchmark.test.items.take(np.arange(5)).values))
-    torch.testing.assert_close(embedded, outcome.test.vectors[:5])
+    embedded = again(torch.from_numpy(outcome.benchmark().test.items.take(np.arange(5)).values))
+    torch.testing.assert_close(embedded, outcome.test_embeddings.vectors[:5])
     assert again.class_names == ("0", "1", "2")
 
 
@@ -119,8 +118,8 @@ def test_same_seed_same_numbers_and_another_seed_others(vectors: str, tmp_path: 
     first, again, other = (
         run(vectors, tmp_path / name, f"train.seed={seed}") for name, seed in (("a", 0), ("b", 0), ("c", 1))
     )
-    assert torch.equal(first.test.vectors, again.test.vectors)
-    assert not torch.equal(first.test.vectors, other.test.vectors)
+    assert torch.equal(first.test_embeddings.vectors, again.test_embeddings.vectors)
+    assert not torch.equal(first.test_embeddings.vectors, other.test_embeddings.vectors)
 
 
 def test_classes_split_by_instances_have_an_accuracy(vectors: str, tmp_path: Path) -> None:
@@ -135,26 +134,25 @@ def test_a_run_is_evaluated_to_the_report_that_training_gave(vectors: str, tmp_p
     out = tmp_path / "run"
     outcome = run(vectors, out, "data.split=instances", f"loss.name={loss}", "loss.centers_per_class=auto")
     assert (outcome.report.accuracy is None) == (loss == "semi-hard")
-    assert replace(evaluate_run(out, None, QUIET), seconds=outcome.report.seconds) == outcome.report
+    assert replace(Run.load(out).evaluate(), seconds=outcome.report.seconds) == outcome.report
 
 
 def test_centers_of_another_run_are_refused(vectors: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     outcome = run(vectors, out, "data.split=instances")
-    save_file({"centers": torch.ones(2, 2, 8)}, outcome.run.centers_file)
+    save_file({"centers": torch.ones(2, 2, 8)}, outcome.directory.centers_file)
     with pytest.raises(ValueError, match=r"centers.safetensors: not what the loss of the run has learned \(.*size"):
-        evaluate_run(out, None, QUIET)
+        Run.load(out).evaluate()
 
 
-def test_epochs_are_measured_against_the_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epochs_are_measured_against_the_gallery(tmp_path: Path) -> None:
     values, labels = clusters()
     parts = [Split(Vectors(values[rows]), labels[rows]) for rows in np.split(np.arange(72), [36, 54])]
     parts[2] = replace(parts[2], items=Vectors(-values[36:54]), labels=parts[1].labels)  # nothing is near its own class
     names = tuple(map(str, range(6)))
     drawn = Benchmark(name="drawn", class_names=names, train=parts[0], test=parts[1], gallery=parts[2])
-    monkeypatch.setattr(experiment, "load_benchmark", lambda name, **options: drawn)
-    outcome = run("drawn", tmp_path / "run", "train.evaluate_every=1")
-    last = outcome.run.read_log()[-1]
+    outcome = run(drawn, tmp_path / "run", "train.evaluate_every=1")
+    last = outcome.log[-1]
     assert last["test_recall@1"] == outcome.report.recall[1]
     assert last["test_map_at_r"] == outcome.report.map_at_r
 
@@ -164,14 +162,14 @@ def test_held_out_classes_are_not_trained_on(vectors: str, tmp_path: Path) -> No
     assert outcome.validation is not None
     assert len(outcome.encoder.class_names) == 2
     assert outcome.validation.num_classes == 1
-    assert "validation_recall@1" in outcome.run.read_log()[0]
+    assert "validation_recall@1" in outcome.log[0]
 
 
 def test_held_out_images_are_not_kept_twice(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOFTTRIPLE_CACHE", str(tmp_path / "cache"))
     settings = [*CONV, "train.hold_out=0.4", "train.epochs=1", "data.cache_gigabytes=inf"]
     outcome = run(str(images), tmp_path / "run", *settings)
-    assert outcome.run.read_config().data.cache_gigabytes == np.inf
+    assert outcome.directory.read_config().data.cache_gigabytes == np.inf
     assert outcome.validation is not None
     assert len(list((tmp_path / "cache").glob("images-*"))) == 2  # of the training half and of the test half
 
@@ -179,13 +177,13 @@ def test_held_out_images_are_not_kept_twice(images: Path, tmp_path: Path, monkey
 def test_half_precision_resumes_to_the_same_bits(vectors: str, tmp_path: Path) -> None:
     settings = ["train.precision=float16", "train.epochs=6", "train.batch_size=36"]
     whole = run(vectors, tmp_path / "whole", *settings)
-    last = max(whole.run.checkpoints.iterdir())
+    last = max(whole.directory.checkpoints.iterdir())
     state = read_state(last)
     # Found by trying, and halved at most once in the one step of an epoch: none began again with the first guess.
     assert state["scaler"]["scale"] < torch.amp.GradScaler("cpu").get_scale() / 2
     last.unlink()
     resumed = run(vectors, tmp_path / "whole", *settings, resume=True)
-    assert torch.equal(whole.test.vectors, resumed.test.vectors)
+    assert torch.equal(whole.test_embeddings.vectors, resumed.test_embeddings.vectors)
     assert read_state(last)["scaler"] == state["scaler"]
 
 
@@ -201,7 +199,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(vectors: str, tmp_path: Path, m
         return original(self, embeddings, labels) * (float("nan") if calls == 5 else 1.0)
 
     monkeypatch.setattr(SoftTripleLoss, "forward", forward)
-    with pytest.raises(FloatingPointError, match=r"the loss became nan in batch 2 of epoch 2: .* last good state"):
+    with pytest.raises(UserError, match=r"nan in batch 2 of epoch 2.*last good state"):
         run(vectors, tmp_path / "run")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["epoch-00001-batch-0000000.pt"]
 
@@ -213,31 +211,21 @@ def test_kept_outputs_of_a_frozen_trunk_are_those_of_the_network(tmp_path: Path)
     torch.manual_seed(0)
     encoder = Encoder.from_backbone("conv-small", dim=5).eval()
     still = Reading(View(size=32, resize=32))
-    expected = embed_feed(encoder, pixel_feed(encoder, split, still))
+    expected = embed_feed(encoder, item_feed(encoder, split, still))
     for frozen in (1, 2, encoder.num_stages):
-        kept = trunk_feed(encoder, split, still, frozen=frozen, views=1)
+        kept = cached_feed(encoder, split, still, frozen=frozen, views=1)
         assert kept.first == frozen
         torch.testing.assert_close(embed_feed(encoder, kept), expected, rtol=1e-5, atol=1e-6)
     moving = Reading(View(size=32, resize=32, augment="affine"))
-    kept = trunk_feed(encoder, split, moving, frozen=2, views=3, seed=1)
+    kept = cached_feed(encoder, split, moving, frozen=2, views=3, seed=1)
     rows = [np.arange(9)]
-    views = [next(pixel_feed(encoder, split, moving).batches(rows, view))[0] for view in range(3)]
+    views = [next(item_feed(encoder, split, moving).batches(rows, view))[0] for view in range(3)]
     with torch.no_grad():
         candidates = torch.stack([encoder.run_trunk(view, 2) for view in views])
     (drawn, _), (other, _) = (next(kept.batches(rows, epoch)) for epoch in (0, 1))
     distances = (candidates - drawn).flatten(2).abs().amax(-1)
     assert distances.amin(0).max() < 1e-2  # each row is one of its views, in half precision
     assert not torch.equal(drawn, other)
-
-
-def test_features_of_several_depths_are_kept_apart() -> None:
-    split = Split(ImageArray(np.zeros((3, 32, 32), dtype=np.uint8)), np.zeros(3, dtype=np.int64))
-    still = Reading(View(size=32, resize=32))
-    for heads in (1, 3):
-        torch.manual_seed(0)
-        encoder = Encoder.from_backbone("conv-small", dim=6, heads=heads)
-        feed = trunk_feed(encoder, split, still, frozen=encoder.num_stages, views=1)
-        assert embed_feed(encoder, feed).shape == (3, 6)
 
 
 def test_a_frozen_trunk_is_not_trained_and_its_kept_outputs_are_reused(
@@ -252,7 +240,7 @@ def test_a_frozen_trunk_is_not_trained_and_its_kept_outputs_are_reused(
     monkeypatch.setattr("softtriple.data.cache.disk_usage", lambda folder: SimpleNamespace(free=0))
     second = run(str(images), tmp_path / "b", *settings)
     assert sorted(path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.npy")) == kept
-    assert torch.equal(first.test.vectors, second.test.vectors)
+    assert torch.equal(first.test_embeddings.vectors, second.test_embeddings.vectors)
     fresh = run(str(images), tmp_path / "c", *settings, "data.cache_gigabytes=0")
     assert fresh.report.num_queries == 18
 
@@ -261,8 +249,8 @@ def test_head_from_pca(images: Path, tmp_path: Path) -> None:
     settings = [*CONV, "model.head_init=pca", "model.trainable=head", "data.augment=none", "train.epochs=0"]
     outcome = run(str(images), tmp_path / "run", *settings)
     view = View(size=outcome.encoder.preprocess.size, resize=outcome.encoder.preprocess.resize)
-    feed = pixel_feed(outcome.encoder, outcome.learned, Reading(view))
-    ((pixels, _),) = feed.batches([np.arange(len(outcome.learned))], 0)
+    feed = item_feed(outcome.encoder, outcome.training_split, Reading(view))
+    ((pixels, _),) = feed.batches([np.arange(len(outcome.training_split))], 0)
     with torch.no_grad():
         features = outcome.encoder.features(pixels).double()
         projected = outcome.encoder.head(features.float()).double()
@@ -277,7 +265,7 @@ def test_unreadable_images_stop_or_are_left_out(images: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"class 1/0\.png"):
         run(str(images), tmp_path / "stop", *CONV)
     outcome = run(str(images), tmp_path / "skip", *CONV, "data.on_error=skip")
-    assert len(outcome.learned) == 17
+    assert len(outcome.training_split) == 17
 
 
 def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> None:
@@ -287,14 +275,13 @@ def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> No
         run(vectors, tmp_path / "other", "loss.options.alpha=3")
 
 
-def test_queries_search_a_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_queries_search_a_gallery(tmp_path: Path) -> None:
     values, labels = clusters()
     even = np.arange(72) % 2 == 0
     parts = {"train": labels < 3, "test": (labels >= 3) & even, "gallery": (labels >= 3) & ~even}
     splits = {name: Split(Vectors(values[rows]), labels[rows]) for name, rows in parts.items()}
     benchmark = Benchmark(name="shop", class_names=tuple("abcdef"), recall_at=(1, 10), **splits)
-    monkeypatch.setattr("softtriple.training.train.load_benchmark", lambda spec, **_: benchmark)
-    outcome = run("shop", tmp_path / "run")
+    outcome = run(benchmark, tmp_path / "run")
     assert (outcome.report.num_queries, outcome.report.num_gallery) == (18, 18)
     assert sorted(outcome.report.recall) == [1, 10]
     assert outcome.report.recall[10] > 0.9
@@ -306,8 +293,8 @@ def test_queries_search_a_gallery(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_every_loss_trains_through_the_same_loop(vectors: str, tmp_path: Path, name: str) -> None:
     small = ["train.epochs=2", "train.batch_size=16", "model.dim=9", "model.hidden=[12, 12, 12]"]
     settings = [*small, f"loss.name={name}"]
-    outcome = train(with_settings(Config(dataset=vectors), settings), RunDir(tmp_path / "run"), QUIET)
-    assert len(outcome.run.read_log()) == 2
+    outcome = train(vectors, out=tmp_path / "run", config=with_settings(Config(), settings), reporter=QUIET)
+    assert len(outcome.log) == 2
     assert outcome.report.recall[1] > 0.5
 
 
@@ -315,14 +302,13 @@ def test_a_loss_that_looks_ahead_resumes_at_epochs(vectors: str, tmp_path: Path)
     """HTL builds its tree at the start of an epoch, from embeddings that are gone later."""
     settings = ["loss.name=htl", "loss.centers_per_class=auto"]
     whole = run(vectors, tmp_path / "whole", *settings, "train.epochs=4", "train.checkpoint_minutes=0")
-    broken = RunDir(tmp_path / "broken")
-    config = with_settings(Config(dataset=vectors), [*SMALL, *settings, "train.epochs=4", "train.checkpoint_minutes=0"])
+    stopped = [*settings, "train.epochs=4", "train.checkpoint_minutes=0"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("softtriple.training.fit.row_batches", _stop_in_epoch_2)
         with pytest.raises(KeyboardInterrupt):
-            train(config, broken, QUIET)
-    resumed = train(config, broken, QUIET, resume=True)
-    assert torch.equal(whole.test.vectors, resumed.test.vectors)
+            run(vectors, tmp_path / "broken", *stopped)
+    resumed = run(vectors, tmp_path / "broken", *stopped, resume=True)
+    assert torch.equal(whole.test_embeddings.vectors, resumed.test_embeddings.vectors)
 
 
 def _stop_in_epoch_2(loss: object, labels: object, config: object, epoch: int) -> object:
@@ -336,3 +322,134 @@ def _stop_in_epoch_2(loss: object, labels: object, config: object, epoch: int) -
 def test_centers_follow_the_class_sizes(sizes: list[int], k: int) -> None:
     assert centers_for(np.array(sizes)) == k
     assert k <= max(sizes)
+
+
+# Values in and out.
+
+
+def test_arrays_in_memory_train_without_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    values, labels = clusters()
+    trained = train((values, labels), epochs=2, dim=8, batch_size=16, reporter=QUIET)
+    assert trained.directory is None
+    assert trained.report.recall[1] > 0.8
+    assert trained.encoder.embed(values[:3]).shape == (3, 8)
+    assert trained.loss.predict(trained.test_embeddings.vectors[:2]).shape == (2,)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_labels_may_be_names_and_items_paths(images: Path) -> None:
+    paths = sorted(images.rglob("*.png"))
+    names = [path.parent.name for path in paths]
+    config = with_settings(Config(), [*SMALL, *CONV])
+    trained = train((paths, names), config=config, reporter=QUIET)
+    assert trained.encoder.class_names == ("class 0", "class 1", "class 2")
+
+
+def test_a_benchmark_built_by_hand(tmp_path: Path) -> None:
+    values, labels = clusters()
+    train_rows, test_rows = np.flatnonzero(labels < 3), np.flatnonzero(labels >= 3)
+    everything = Split(Vectors(values), labels)
+    benchmark = Benchmark(
+        name="by hand",
+        class_names=tuple("abcdef"),
+        train=everything.take(train_rows),
+        test=everything.take(test_rows),
+    )
+    trained = run(benchmark, tmp_path / "run")
+    loaded = Run.load(tmp_path / "run")
+    assert loaded.report == trained.report
+    assert loaded.config == trained.config
+    assert [entry["loss"] for entry in loaded.log] == [entry["loss"] for entry in trained.log]
+    assert torch.equal(loaded.loss.centers, trained.loss.centers)
+    np.testing.assert_array_equal(loaded.encoder.embed(values[:4]), trained.encoder.embed(values[:4]))
+    assert replace(loaded.evaluate(benchmark), seconds=trained.report.seconds) == trained.report
+    with pytest.raises(UserError, match="data in memory"):
+        loaded.benchmark()
+
+
+def test_a_backbone_of_ones_own(tmp_path: Path) -> None:
+    values, labels = clusters()
+
+    def network() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(10, 16), torch.nn.ReLU())
+
+    trained = train((values, labels), backbone=network(), out=tmp_path / "run", epochs=2, dim=8, reporter=QUIET)
+    assert trained.report.recall[1] > 0.5
+    expected = trained.encoder.embed(values[:4])
+    np.testing.assert_allclose(Run.load(tmp_path / "run", backbone=network()).encoder.embed(values[:4]), expected)
+    with pytest.raises(UserError, match="backbone"):
+        Run.load(tmp_path / "run")
+
+
+def test_a_loss_of_ones_own(tmp_path: Path) -> None:
+    class Prototypes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3, 8))
+
+        def forward(self, embeddings: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(10 * embeddings @ self.weight.T, labels)
+
+    values, labels = clusters()
+    mine = Prototypes()
+    before = mine.weight.detach().clone()
+    trained = train((values, labels), loss=mine, out=tmp_path / "run", epochs=2, dim=8, reporter=QUIET)
+    assert not torch.equal(mine.weight, before)
+    assert trained.report.recall[1] > 0.5
+    assert trained.report.accuracy is None
+    fresh = Prototypes()
+    assert Run.load(tmp_path / "run", loss=fresh).loss is not None
+    assert torch.equal(fresh.weight, mine.weight)
+    with pytest.raises(UserError, match=r"Run.load\(path, loss=your_loss\)"):
+        _ = Run.load(tmp_path / "run").loss
+
+
+def test_prepare_and_train_prepared_are_train(vectors: str, tmp_path: Path) -> None:
+    config = with_settings(Config(dataset=vectors), SMALL)
+    prepared = prepare(config, reporter=QUIET)
+    assert "auto" not in (prepared.config.model.backbone, prepared.config.model.dim, prepared.config.train.lr)
+    apart = train_prepared(prepared, directory=None, reporter=QUIET)
+    whole = run(vectors, tmp_path / "run")
+    assert torch.equal(apart.test_embeddings.vectors, whole.test_embeddings.vectors)
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"),
+    [
+        ({"loss": "sofftriple"}, ["sofftriple", "softtriple"]),
+        ({"options": {"gama": 0.2}}, ["gama", "gamma"]),
+        ({"backbone": "efficientnet-lite"}, ["efficientnet-lite", "efficientnet-lite0"]),
+        ({"trainable": "first:2"}, ["first:2", "last:N"]),
+        ({"sample_rate": 2.0}, ["sample_rate", "2.0"]),
+        ({"epoch": 3}, ["epoch", "epochs"]),
+        ({"loss": "margin", "centers_per_class": 3}, ["margin", "centers_per_class"]),
+    ],
+)
+def test_wrong_arguments_fail_before_data_are_read(tmp_path: Path, settings: dict, facts: list[str]) -> None:
+    """The data do not exist: whoever read them first would complain about that instead."""
+    with pytest.raises(UserError) as caught:
+        train("cub:nowhere", out=tmp_path / "run", reporter=QUIET, **settings)
+    assert all(fact in str(caught.value) for fact in facts), str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_that_cannot_be_written_fails_first(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file is a file, not a folder"):
+        train("cub:nowhere", out=tmp_path / "file" / "run", reporter=QUIET)
+
+
+def test_a_single_class_is_refused_with_advice() -> None:
+    with pytest.raises(UserError, match="at least 2"):
+        train((np.zeros((6, 3), dtype=np.float32), [0, 0, 0, 1, 1, 1]), reporter=QUIET, hold_out=0.0, epochs=1)
+
+
+def test_a_run_is_evaluated_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values, labels = clusters()
+    np.savez(tmp_path / "vectors.npz", vectors=values, labels=labels)
+    monkeypatch.chdir(tmp_path)
+    trained = run("vectors.npz", tmp_path / "run", "data.split=instances")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert replace(Run.load(tmp_path / "run").evaluate(), seconds=trained.report.seconds) == trained.report

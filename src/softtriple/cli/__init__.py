@@ -1,4 +1,5 @@
-"""The command line: one file for each group of verbs."""
+"""The command line, a thin layer over the Python interface: each verb parses, calls and prints."""
 
-from softtriple.cli.main import app as app
-from softtriple.cli.main import main as main
+from softtriple.cli import inspect, search, train  # noqa: F401  # they add their verbs to the application
+from softtriple.cli.app import app as app
+from softtriple.cli.app import main as main

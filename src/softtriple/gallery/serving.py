@@ -11,7 +11,7 @@ from softtriple.progress import Reporter
 from softtriple.search import open_store
 from softtriple.search.catalog import fingerprint
 from softtriple.training.inference import read_centers
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 
 
 def serve(

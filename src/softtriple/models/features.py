@@ -1,7 +1,7 @@
-"""What an encoder is fed: batches from pixels, vectors or texts, or from the kept outputs of its frozen trunk.
+"""Batches for an encoder: from items, or from cached features of its frozen stages.
 
-A feed says at which stage of the encoder its batches go in, so that training and evaluation need not know whether the
-first stages are computed now or were computed once: ``encoder.run_from(inputs, feed.first)`` serves both.
+A `Feed` says at which stage of the encoder its batches enter, so training and evaluation need not know whether the
+first stages run now or ran once: ``encoder.run_from(inputs, feed.first)`` serves both. `Feeds` makes them for a run.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,23 +29,27 @@ from softtriple.data import (
     batches,
     cache_directory,
     in_order,
+    open_cache,
 )
 from softtriple.data.cache import fits, map_rows, mark_used, write_rows
 from softtriple.data.sampling import stream
+from softtriple.errors import UserError
 from softtriple.files import appearing_file
-from softtriple.models import Encoder
+from softtriple.models.encoder import Encoder
+from softtriple.models.preprocess import Preprocess
+from softtriple.progress import Reporter
 
 Rows = Integer[np.ndarray, " rows"]
 Inputs = Num[Tensor, "batch ..."]
 Progress = Callable[[int, int], None]
 
-VERSION = 1  # part of the key of kept outputs: raise it when they change
+VERSION = 1  # part of the cache key: raise it when cached features change
 EMBEDDING_BATCH = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """Batches of one split: ``batches(row_batches, epoch)`` gives inputs for stage ``first`` and the labels."""
+    """Batches of one split: ``batches(row_batches, epoch)`` yields inputs for stage ``first`` and their labels."""
 
     labels: Int64[np.ndarray, " items"]
     batches: Callable[[Iterable[Rows], int], Generator[tuple[Inputs, Tensor], None, None]]
@@ -60,8 +64,8 @@ class Feed:
 
         def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
             wanted, asked = itertools.tee(row_batches)
-            with closing(self.batches((rows[batch] for batch in asked), epoch)) as found:
-                for batch, (inputs, _) in zip(wanted, found, strict=True):
+            with closing(self.batches((rows[batch] for batch in asked), epoch)) as drawn:
+                for batch, (inputs, _) in zip(wanted, drawn, strict=True):
                     yield inputs, numbers[batch]
 
         return Feed(labels, draw, self.first)
@@ -69,36 +73,118 @@ class Feed:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a split is read: the view of its images, the seed of what is random in it, and a cache of pixels."""
+    """How a split is read: the view of its images, the seed of its random augmentation, and a cache of pixels."""
 
     view: View | None = None
     seed: int = 0
     cache: ImageCache | None = field(default=None, compare=False, repr=False)
 
     @property
-    def still(self) -> bool:
-        """Whether every epoch shows the same."""
+    def is_eval(self) -> bool:
+        """Whether every epoch reads the same pixels."""
         return self.view is None or self.view.augment == "none"
 
 
-def pixel_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
-    """A feed that reads images (or vectors, or texts) anew in every epoch."""
-    if encoder.takes != f"{split.kind}s":
-        raise ValueError(f"the encoder, {encoder.config.backbone}, takes {encoder.takes}; the data are {split.kind}s")
-    if isinstance(split.items, Vectors) and split.items.values.shape[1] != encoder.config.in_features:
-        width = split.items.values.shape[1]
-        raise ValueError(f"the encoder takes vectors of {encoder.config.in_features} numbers; the data have {width}")
+class Feeds:
+    """Feeds for the splits of a run; features of frozen stages are cached on disk if they fit ``cache_bytes``.
+
+    ``frozen`` counts the frozen stages of ``encoder``; ``augment``, ``seed`` and ``views`` describe training only.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        reporter: Reporter,
+        frozen: int = 0,
+        augment: str = "none",
+        seed: int = 0,
+        views: int = 1,
+        cache_bytes: float = 0.0,
+    ) -> None:
+        self._encoder, self._reporter, self.frozen = encoder, reporter, frozen
+        self._augment, self._seed, self._views, self._cache_bytes = augment, seed, views, cache_bytes
+        self._caches: dict[tuple[str, ...], ImageCache | None] = {}
+
+    def training(self, split: Split) -> Feed:
+        """Augmented batches."""
+        reading = self.reading(split, self._augment)
+        views = self._views if reading.view is not None else 1
+        # Cached features are shared by all seeds; the seed of a run only draws among the views.
+        return self._cached(split, replace(reading, seed=0), views) or item_feed(self._encoder, split, reading)
+
+    def evaluation(self, split: Split) -> Feed:
+        """Batches without augmentation."""
+        reading = self.reading(split, "none")
+        return self._cached(split, reading, views=1) or item_feed(self._encoder, split, reading)
+
+    def reading(self, split: Split, augment: str) -> Reading:
+        """How ``split`` is read with ``augment``; decodes and caches its images first if that fits."""
+        preprocess = self._encoder.preprocess
+        if not isinstance(preprocess, Preprocess):
+            return Reading()
+        view = View(size=preprocess.size, resize=preprocess.resize, augment=augment)
+        return Reading(view, 0 if augment == "none" else self._seed, self._image_cache(split, view))
+
+    def _image_cache(self, split: Split, view: View) -> ImageCache | None:
+        if not isinstance(split.items, ImageFiles) or not self._cache_bytes or view.resize is None:
+            return None
+        paths = split.items.paths
+        if paths not in self._caches:
+            # Held-out images are part of the training half: no need to decode and cache them twice.
+            for cache in self._caches.values():
+                if cache is not None and cache.rows.keys() >= set(paths):
+                    return cache
+            with dist.main_first(), self._reporter.task("reading images") as update:
+                self._caches[paths] = open_cache(
+                    split.items, view.resize, budget=self._cache_bytes, notify=self._reporter.note, progress=update
+                )
+        return self._caches[paths]
+
+    def _cached(self, split: Split, reading: Reading, views: int) -> Feed | None:
+        if not self.frozen or not self._cache_bytes or isinstance(split.items, Vectors):
+            return None
+        # Ranks must agree, and the free disk space changes while they look at it.
+        needed, fits_budget = dist.from_main(
+            lambda: cache_size(self._encoder, split, reading, self.frozen, views, self._cache_bytes)
+        )
+        if not fits_budget:
+            self._reporter.note(
+                f"cached features of {views} views would take {needed / 1e9:.1f} GB, more than data.cache_gigabytes or "
+                "the free disk space: frozen layers run in every epoch instead"
+            )
+            return None
+        with dist.main_first(), self._reporter.task(f"features of frozen layers, {views} views") as update:
+            return cached_feed(
+                self._encoder, split, reading, frozen=self.frozen, views=views, seed=self._seed, progress=update
+            )
+
+
+def item_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
+    """A feed that reads items anew in every epoch."""
+    check_items(encoder, split)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
         read = batches(split, row_batches, reading.view, seed=reading.seed, epoch=epoch, cache=reading.cache)
-        with closing(read) as found:
-            for inputs, labels in found:
+        with closing(read) as items:
+            for inputs, labels in items:
                 yield encoder.prepare(inputs), labels
 
     return Feed(split.labels, draw)
 
 
-def trunk_feed(
+def check_items(encoder: Encoder, split: Split) -> None:
+    """UserError unless ``encoder`` takes the items of ``split``."""
+    if encoder.takes != split.kind:
+        raise UserError(
+            f"the encoder ({encoder.config.backbone}) takes {encoder.takes}s, but the data are {split.kind}s"
+        )
+    if isinstance(split.items, Vectors) and split.items.values.shape[1] != encoder.config.in_features:
+        width = split.items.values.shape[1]
+        raise UserError(f"the encoder takes vectors of {encoder.config.in_features} numbers, but the data have {width}")
+
+
+def cached_feed(
     encoder: Encoder,
     split: Split,
     reading: Reading,
@@ -108,37 +194,37 @@ def trunk_feed(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Feed:
-    """A feed from kept outputs of the first ``frozen`` stages, computed once for ``views`` views of each item.
+    """A feed of cached outputs of the first ``frozen`` stages, computed once for ``views`` views of each item.
 
-    View number v of an image is what a ``pixel_feed`` would show in epoch v; each epoch draws one view for each row, by
-    ``seed``. Outputs are kept in the cache directory, a file for each view: an interrupted run continues where it
-    stopped, and runs that differ in what they do with the outputs share them.
+    View v of an image is what `item_feed` would show in epoch v; each epoch draws one view of each row, by ``seed``.
+    There is one file per view in the cache directory: an interrupted run continues where it stopped, and runs that
+    differ only in what they do with the features share them.
     """
-    kept = []
+    cached = []
     for view, path in enumerate(_files(encoder, split, reading, frozen, views)):
         if not path.exists():
             with appearing_file(path) as temporary:
                 write_rows(temporary, len(split), _compute(encoder, split, reading, frozen, view, views, progress))
         elif progress is not None:
             progress((view + 1) * len(split), views * len(split))
-        kept.append(map_rows(path))
+        cached.append(map_rows(path))
         mark_used(path.parent)
     labels = torch.from_numpy(split.labels)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
         chosen = stream("view", seed, epoch).integers(views, size=len(split))
         for rows in row_batches:
-            outputs = np.stack([kept[chosen[row]][row] for row in rows])
+            outputs = np.stack([cached[chosen[row]][row] for row in rows])
             yield torch.from_numpy(outputs).float(), labels[rows]
 
     return Feed(split.labels, draw, first=frozen)
 
 
-def trunk_fits(
-    encoder: Encoder, split: Split, reading: Reading, *, frozen: int, views: int, budget: float
+def cache_size(
+    encoder: Encoder, split: Split, reading: Reading, frozen: int, views: int, budget: float
 ) -> tuple[int, bool]:
-    """Bytes that ``trunk_feed`` keeps; whether they are within ``budget``, and those not there yet on the free disk."""
-    one = _trunk(encoder, encoder.example(), frozen, reading)
+    """Bytes that `cached_feed` stores, and whether they fit ``budget`` and what is missing fits the free disk."""
+    one = _run_frozen(encoder, encoder.example(), frozen, reading)
     view = one.numel() * one.element_size() * len(split)
     if views * view > budget:
         return views * view, False
@@ -146,37 +232,79 @@ def trunk_fits(
     return views * view, fits(missing * view, budget, cache_directory())
 
 
-def _compute(
+def embed_feed(
+    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
+) -> Float[Tensor, "items dim"]:
+    """The unit embedding of every item, in order."""
+    return torch.cat([*_outputs(encoder, feed, encoder.run_from, device, progress), torch.empty(0, encoder.dim)])
+
+
+def feature_rows(
+    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
+) -> Float[Tensor, "items features"]:
+    """The pooled backbone features of every item, in order, before layer norm and head."""
+    return torch.cat(list(_outputs(encoder, feed, encoder.features_from, device, progress)))
+
+
+def embed_together(
+    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
+) -> Float[Tensor, "items dim"]:
+    """`embed_feed` shared out over the ranks: the same result, to the last bit, on every rank."""
+    return dist.gather_rows(embed_share(encoder, feed, device=device, progress=progress))
+
+
+def embed_share(
+    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
+) -> Float[Tensor, "share dim"]:
+    """This rank's rows of `embed_feed`: ranks share out whole batches."""
+    shared = dist.share(-(-len(feed) // EMBEDDING_BATCH))
+    rows = np.arange(shared.start * EMBEDDING_BATCH, min(shared.stop * EMBEDDING_BATCH, len(feed)))
+    part = feed if len(rows) == len(feed) else feed.only(rows, feed.labels[rows])
+    return embed_feed(encoder, part, device=device, progress=progress)
+
+
+@torch.no_grad()
+def _outputs(
     encoder: Encoder,
-    split: Split,
-    reading: Reading,
-    frozen: int,
-    view: int,
-    views: int,
+    feed: Feed,
+    function: Callable[[Tensor, int], Tensor],
+    device: torch.device | str,
     progress: Progress | None,
+) -> Iterator[Tensor]:
+    encoder.eval()
+    done = 0
+    for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), 0):
+        yield function(inputs.to(device), feed.first).float().cpu()
+        done += len(inputs)
+        if progress is not None:
+            progress(done, len(feed))
+
+
+def _compute(
+    encoder: Encoder, split: Split, reading: Reading, frozen: int, view: int, views: int, progress: Progress | None
 ) -> Iterator[np.ndarray]:
     encoder.eval()
     done = 0
-    feed = pixel_feed(encoder, split, reading)
+    feed = item_feed(encoder, split, reading)
     for inputs, _ in feed.batches(in_order(len(split), EMBEDDING_BATCH), view):
-        yield _trunk(encoder, inputs, frozen, reading).numpy()
+        yield _run_frozen(encoder, inputs, frozen, reading).numpy()
         done += len(inputs)
         if progress is not None:
             progress(view * len(split) + done, views * len(split))
 
 
 @torch.no_grad()
-def _trunk(encoder: Encoder, inputs: Inputs, frozen: int, reading: Reading) -> Tensor:
-    """Pooled features of a whole frozen backbone, else a feature map.
+def _run_frozen(encoder: Encoder, inputs: Inputs, frozen: int, reading: Reading) -> Tensor:
+    """Pooled features if the whole backbone is frozen, else a feature map.
 
-    Maps of augmented views are kept in half precision: half the disk, and a rounding far below what the augmentation
-    changes. What is evaluated is kept as it is, so that the numbers are those of the encoder.
+    Maps of augmented views are cached in half precision: half the disk, and a rounding error far below what the
+    augmentation changes. Eval features keep full precision, so that cached and direct evaluation agree.
     """
     inputs = inputs.to(next(encoder.parameters()).device)
     if frozen == encoder.num_stages:
         return encoder.features(inputs).cpu().contiguous()
     outputs = encoder.run_trunk(inputs, frozen).cpu().contiguous()
-    return outputs if reading.still else outputs.half()
+    return outputs if reading.is_eval else outputs.half()
 
 
 def _files(encoder: Encoder, split: Split, reading: Reading, frozen: int, views: int) -> list[Path]:
@@ -185,11 +313,10 @@ def _files(encoder: Encoder, split: Split, reading: Reading, frozen: int, views:
 
 
 def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
-    pooled = encoder.config.pooling + (" at three depths, in cells" if encoder.config.heads > 1 else "")
-    kept = pooled if frozen == encoder.num_stages else "map"
-    digest = hashlib.sha256(f"{VERSION} {encoder.config.backbone} {frozen} {kept} {reading}".encode())
+    stored = encoder.config.pooling if frozen == encoder.num_stages else "map"
+    digest = hashlib.sha256(f"{VERSION} {encoder.config.backbone} {frozen} {stored} {reading}".encode())
     digest.update(repr(encoder.preprocess).encode())
-    if reading.still:
+    if reading.is_eval:
         digest.update(b"float32")
     for index in range(frozen):
         for module in encoder.backbone.stage_modules(index):
@@ -206,39 +333,5 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
         case Texts(values):
             digest.update("\0".join(values).encode("utf-8", "surrogatepass"))
         case _:
-            raise ValueError("only images and texts have a trunk whose outputs are worth keeping")
+            raise ValueError("only images and texts have frozen stages whose outputs are worth caching")
     return digest.hexdigest()[:16]
-
-
-@torch.no_grad()
-def embed_feed(
-    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
-) -> Float[Tensor, "items dim"]:
-    """The unit vector of every item, in order."""
-    encoder.eval()
-    found, done = [], 0
-    for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), 0):
-        found.append(encoder.run_from(inputs.to(device), feed.first).float().cpu())
-        done += len(found[-1])
-        if progress is not None:
-            progress(done, len(feed))
-    return torch.cat(found)
-
-
-def embed_together(
-    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
-) -> Float[Tensor, "items dim"]:
-    """What ``embed_feed`` gives, to the last bit, on every rank."""
-    return dist.gather_rows(embed_share(encoder, feed, device=device, progress=progress))
-
-
-def embed_share(
-    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
-) -> Float[Tensor, "share dim"]:
-    """This rank's rows of what ``embed_feed`` gives: ranks share out whole batches of it."""
-    batches = dist.share(-(-len(feed) // EMBEDDING_BATCH))
-    rows = np.arange(batches.start * EMBEDDING_BATCH, min(batches.stop * EMBEDDING_BATCH, len(feed)))
-    if not len(rows):
-        return torch.empty(0, encoder.dim)
-    part = feed if len(rows) == len(feed) else feed.only(rows, feed.labels[rows])
-    return embed_feed(encoder, part, device=device, progress=progress)

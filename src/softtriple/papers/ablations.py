@@ -18,7 +18,7 @@ from softtriple.papers.results import Result
 from softtriple.papers.runs import Study, facts, lacking_notes, measure, nothing_ran, report_of, select
 from softtriple.papers.sheets import Block, Line, Number, Sheet, as_json, bars_caption, number, uncertainty_label
 from softtriple.progress import Reporter
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 
 MOST_CENTERS = 20
 NUMBERS_OF_CENTERS = (1, 2, 5, 10, 20)

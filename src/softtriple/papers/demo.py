@@ -11,7 +11,7 @@ from softtriple.losses import SoftTripleLoss
 from softtriple.metrics import Report
 from softtriple.progress import Reporter, duration
 from softtriple.report.pictures import write_page
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 METHODS = {

@@ -39,7 +39,7 @@ from softtriple.papers.sheets import (
 )
 from softtriple.progress import Reporter
 from softtriple.training.inference import still_feed
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import Outcome, load_data, train
 
 NUMBERS_OF_CENTERS = (1, 5, 20)

@@ -20,7 +20,7 @@ from softtriple.papers.results import Result
 from softtriple.papers.runs import Study, facts, lacking_notes, measure, nothing_ran, select
 from softtriple.papers.sheets import Block, Line, Sheet
 from softtriple.progress import Reporter
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 NUM_CLASSES, ITEMS_PER_MODE, NOISE = 3, 80, 0.12

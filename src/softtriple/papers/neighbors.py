@@ -12,7 +12,7 @@ from softtriple.papers.sheets import Block, Line, Sheet
 from softtriple.progress import Reporter
 from softtriple.report.page import Retrieved
 from softtriple.report.pictures import retrieved
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import Outcome, train
 
 NUM_QUERIES = 6

@@ -13,7 +13,7 @@ from softtriple.models import Encoder, Preprocess
 from softtriple.papers.recipes import under_protocol
 from softtriple.progress import Reporter
 from softtriple.training.auto import starts_from_weights
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from softtriple.models import Encoder
 from softtriple.papers.figures import draw_centers, png, svg
 from softtriple.progress import one_line
 from softtriple.training.inference import read_centers
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from softtriple.models.features import embed_feed
 from softtriple.report.page import CenterGroup, ClassCenters, Found, Method, Page, Retrieved, render_page
 from softtriple.search import nearest
 from softtriple.training.inference import still_feed
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import Outcome
 
 Picture = UInt8[np.ndarray, "height width 3"] | str

@@ -29,7 +29,7 @@ from softtriple.progress import Reporter, one_line
 from softtriple.search import Hit, Item, Store, nearest, open_store
 from softtriple.search.store import IndexKind
 from softtriple.training.inference import still_feed
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 from softtriple.training.train import load_data
 
 Part = Literal["all", "train", "test"]

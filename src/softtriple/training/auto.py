@@ -1,64 +1,63 @@
-"""What "auto" means: choices that follow from the data and the machine, made once and printed."""
+"""What "auto" resolves to: decisions that follow from the data and the machine, made once, printed and recorded."""
 
 import inspect
 import time
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
-from softtriple.config import Config, with_settings
+from softtriple.config import Config
 from softtriple.data import Benchmark, ImageArray, Split
-from softtriple.losses import LOSSES, HDCLoss
+from softtriple.errors import UserError
+from softtriple.losses import LOSSES
 from softtriple.models import BACKBONES, Encoder
-from softtriple.models.features import Reading, pixel_feed
+from softtriple.models.features import Reading, item_feed
 from softtriple.progress import Reporter, duration
 
 DIM = 64  # the smaller of the two that the paper compares
-MOST_CENTERS = 10  # the paper's K for classes of sixty images
+MOST_CENTERS = 10  # the paper's K for classes of about sixty images
 CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five images
 
-# All layers are trained on a CPU if that takes no longer; else only the head, on cached features.
+# On a CPU all layers are trained if that takes no longer than this; otherwise only the head, on cached features.
 PATIENCE_SECONDS = 20 * 60
+
+CUSTOM = "custom:"  # a module that the caller passed, and what kind it is; only the caller can pass it again
 
 
 def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
-    """The configuration with every choice made that the data alone decides."""
-    backbone = config.model.backbone
-    if backbone == "auto":
-        backbone = _backbone(benchmark, config.model.hidden)
-        reporter.note(f"backbone: {backbone}")
-    pretrained = starts_from_weights(backbone)
-    settings = [f"model.backbone={backbone}"]
-    if config.model.dim == "auto":
-        settings.append(f"model.dim={DIM - DIM % heads_of(config.loss.name)}")
-    if config.data.augment == "auto":
-        settings.append(f"data.augment={_augment(benchmark)}")
-    if config.model.freeze_batch_norm == "auto":
-        settings.append(f"model.freeze_batch_norm={'statistics' if pretrained else 'off'}")
-    if config.train.lr == "auto":
+    """The configuration with every decision made that the data alone decide."""
+    model, training, loss = config.model, config.train, config.loss
+    if model.backbone == "auto":
+        model = replace(model, backbone=_backbone(benchmark, model.hidden))
+        reporter.note(f"backbone: {model.backbone}")
+    pretrained = starts_from_weights(model.backbone)
+    if model.dim == "auto":
+        model = replace(model, dim=DIM)
+    if model.freeze_batch_norm == "auto":
+        model = replace(model, freeze_batch_norm="statistics" if pretrained else "off")
+    if model.trainable == "auto" and model.backbone.startswith("st:"):
+        model = replace(model, trainable="head")
+        reporter.note("trainable: head, on cached features (--set model.trainable=all trains the whole model)")
+    elif model.trainable == "auto" and (not pretrained or model.backbone.startswith(CUSTOM)):
+        model = replace(model, trainable="all")
+    if training.lr == "auto":
         # A linear map of given features is a head: on held-out classes 1e-4 was better for eight of nine losses.
-        settings.append(f"train.lr={1e-4 if pretrained or backbone == 'linear' else 1e-3}")
-    if config.model.trainable == "auto" and backbone.startswith("st:"):
-        settings.append("model.trainable=head")
-        reporter.note("trainable: head, on cached features (the whole model with --set model.trainable=all)")
-    elif config.model.trainable == "auto" and not pretrained:
-        settings.append("model.trainable=all")
-    if config.loss.centers_per_class == "auto" and has_centers(config.loss.name):
+        training = replace(training, lr=1e-4 if pretrained or model.backbone == "linear" else 1e-3)
+    if loss.centers_per_class == "auto" and has_centers(loss.name):
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
-        settings.append(f"loss.centers_per_class={centers_for(sizes)}")
-        reporter.note(f"centres per class: {centers_for(sizes)}, for classes of {np.median(sizes):g} items")
-    elif config.loss.centers_per_class != "auto" and not has_centers(config.loss.name):
-        raise ValueError(
-            f"loss.centers_per_class = {config.loss.centers_per_class}: {config.loss.name} has no such option"
-        )
-    return with_settings(config, settings)
+        loss = replace(loss, centers_per_class=centers_for(sizes))
+        reporter.note(f"centres per class: {loss.centers_per_class}, for classes of {np.median(sizes):g} items")
+    data = config.data
+    if data.augment == "auto":
+        data = replace(data, augment=_augment(benchmark))
+    return replace(config, data=data, model=model, loss=loss, train=training)
 
 
 def centers_for(class_sizes: Int64[np.ndarray, " classes"]) -> int:
-    """Centres per class: 10 where classes are large, 2 at about five items per class, never more than items.
+    """Centres per class: 10 for large classes, 2 for about five items per class, never more than items.
 
     Example:
         >>> centers_for(np.array([60, 58, 59])), centers_for(np.array([5, 6, 5])), centers_for(np.array([1, 1]))
@@ -67,43 +66,45 @@ def centers_for(class_sizes: Int64[np.ndarray, " classes"]) -> int:
     return int(np.clip(round(CENTERS_PER_ITEM * float(np.median(class_sizes))), 1, MOST_CENTERS))
 
 
-def heads_of(loss_name: str) -> Literal[1, 3]:
-    """At how many depths a loss taps the encoder."""
-    return 3 if LOSSES.get(loss_name) is HDCLoss else 1
-
-
 def has_centers(loss_name: str) -> bool:
-    """Whether a loss lets one choose how many centres a class has."""
+    """Whether the number of centres per class is an option of the loss."""
     return loss_name in LOSSES and "centers_per_class" in inspect.signature(LOSSES[loss_name]).parameters
 
 
+def check_centers(config: Config) -> None:
+    """UserError if centres per class are given for a loss that has none."""
+    loss = config.loss
+    if loss.centers_per_class != "auto" and not has_centers(loss.name):
+        raise UserError(f"loss.centers_per_class = {loss.centers_per_class}: {loss.name} has no such option")
+
+
 def starts_from_weights(backbone: str) -> bool:
-    """Whether a backbone comes with published weights."""
+    """Whether a backbone comes with weights to start from."""
     has_weights = backbone in BACKBONES and BACKBONES[backbone].load_weights is not None
-    return backbone.startswith(("timm:", "st:")) or has_weights
+    return backbone.startswith(("timm:", "st:", CUSTOM)) or has_weights
 
 
 def choose_head_init(config: Config, encoder: Encoder, items: int) -> Config:
-    """Start the head from the principal directions of features that published weights give, where there are enough.
+    """Start the head from the principal components of features that published weights give, if there are enough.
 
     A random head throws part of those features away: on held-out classes of CUB it stayed 4.5 points of R@1 behind.
     """
     if config.model.head_init != "auto":
         return config
     enough = encoder.dim <= min(items - 1, encoder.backbone.num_features)
-    pca = starts_from_weights(config.model.backbone) and heads_of(config.loss.name) == 1 and enough
-    return with_settings(config, [f"model.head_init={'pca' if pca else 'random'}"])
+    pca = starts_from_weights(config.model.backbone) and enough
+    return replace(config, model=replace(config.model, head_init="pca" if pca else "random"))
 
 
 def choose_trainable(
     config: Config, encoder: Encoder, split: Split, reading: Reading, device: torch.device, reporter: Reporter
 ) -> Config:
-    """Decide by the clock what to train of a network with published weights, and say what the other would take."""
+    """Decide by measured speed what to train of a network with published weights, and say what the other would take."""
     if config.model.trainable != "auto":
         return config
     if device.type != "cpu":
-        reporter.note("training all layers, on the GPU")
-        return with_settings(config, ["model.trainable=all"])
+        reporter.note("trainable: all layers, on the GPU")
+        return replace(config, model=replace(config.model, trainable="all"))
     forward, training = _items_per_second(encoder, split, reading)
     all_layers = len(split) * config.train.epochs / training
     head = len(split) * config.train.views / forward
@@ -112,12 +113,13 @@ def choose_trainable(
         f"trainable: {chosen} (all layers: about {duration(all_layers)} here; head on cached features: about "
         f"{duration(head)}; choose with --set model.trainable=head|last:N|all)"
     )
-    return with_settings(config, [f"model.trainable={chosen}"])
+    return replace(config, model=replace(config.model, trainable=chosen))
 
 
 def _items_per_second(encoder: Encoder, split: Split, reading: Reading) -> tuple[float, float]:
+    """Speed of the forward pass, and of forward and backward together."""
     rows = np.arange(min(32, len(split)))
-    ((inputs, _),) = pixel_feed(encoder, split, reading).batches([rows], 0)
+    ((inputs, _),) = item_feed(encoder, split, reading).batches([rows], 0)
     encoder.eval()
 
     def forward() -> None:

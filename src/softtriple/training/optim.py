@@ -1,6 +1,5 @@
-"""The optimiser of the paper: Adam with a rate for the backbone and another for the centres, dropped in steps."""
+"""The paper's optimiser: Adam with one rate for the backbone and another for the centres, dropped in steps."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,39 +8,28 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from softtriple.config import TrainConfig
-from softtriple.losses import SampledSoftTripleLoss, SoftTripleLoss
-from softtriple.losses.tiled import working_bytes
+from softtriple.losses import Loss
 from softtriple.models import Encoder
-from softtriple.training.checkpoint import find_shard
 
 # Numbers of a parameter that a step over rows takes at once: with their gradient and moments they stay in cache.
 AT_ONCE_CPU = 1 << 16
 AT_ONCE_GPU = 1 << 26
 
 
-def build_optimizer(encoder: Encoder, loss: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def build_optimizer(encoder: Encoder, loss: Loss, config: TrainConfig) -> torch.optim.Optimizer:
     """Adam over everything that learns; each group carries its ``base_lr`` and the ``part`` it belongs to."""
     head = list(encoder.head.parameters()) if encoder.head is not None else []
     backbone = [parameter for parameter in encoder.backbone.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"part": "backbone", "params": backbone, "lr": config.lr},
         {"part": "head", "params": head, "lr": config.lr if config.head_lr is None else config.head_lr},
-        *({"part": "loss", **group} for group in loss_groups(loss, config.center_lr)),
+        *({"part": "loss", **group} for group in loss.param_groups(center_lr=config.center_lr)),
     ]
     groups = [{**group, "base_lr": group["lr"]} for group in groups if group["params"]]
-    if isinstance(loss, SampledSoftTripleLoss):
+    if loss.sparse_gradients:
         return RowAdam(groups, eps=config.adam_epsilon, weight_decay=config.weight_decay)
     # Fused: one pass over a parameter and its moments, ten times faster at tens of thousands of centres.
     return torch.optim.Adam(groups, eps=config.adam_epsilon, weight_decay=config.weight_decay, fused=True)
-
-
-def loss_groups(loss: nn.Module, center_lr: float) -> list[dict[str, Any]]:
-    """The parameter groups a loss asks for, or one with all of its parameters."""
-    own_groups = getattr(loss, "param_groups", None)
-    if own_groups is not None:
-        groups: list[dict[str, Any]] = own_groups(center_lr=center_lr)
-        return groups
-    return [{"params": list(loss.parameters()), "lr": center_lr}]
 
 
 class RowAdam(torch.optim.Optimizer):
@@ -159,41 +147,29 @@ def rate_factor(epoch: int, milestones: Sequence[int]) -> float:
 
 
 class Memory(NamedTuple):
-    """Bytes of one rank: what is known beforehand. Activations of the encoder and the data come on top."""
+    """Bytes that one rank is known to need; activations of the encoder and the data come on top."""
 
     parameters: int
     gradients: int
     optimizer: int  # Adam's two moments
-    working: int  # tiles of the loss and, where classes are sampled, a copy of the centres drawn
+    scratch: int  # of the loss
 
     def __str__(self) -> str:
-        named = zip(("parameters", "gradients", "optimiser", "tiles"), self, strict=True)
+        named = zip(("parameters", "gradients", "optimiser", "loss"), self, strict=True)
         parts = ", ".join(f"{name} {_size(count)}" for name, count in named)
-        return f"{_size(sum(self))} ({parts}), besides activations and data"
+        return f"{_size(sum(self))} ({parts}), plus activations and data"
 
 
-def estimate_memory(encoder: nn.Module, loss: nn.Module, batch_size: int) -> Memory:
-    """What this rank's state and a step of training take; ``batch_size`` counts the examples of all ranks."""
-    parameters = [*encoder.parameters(), *loss.parameters()]
-    learned = sum(_bytes(parameter) for parameter in parameters if parameter.requires_grad)
-    gradients, working = learned, 0
-    shard = find_shard(loss)
-    if shard is not None:
-        drawn = shard.centers.shape
-        if isinstance(loss, SampledSoftTripleLoss):
-            drawn = _drawn(drawn, loss.rate, batch_size)
-            working = drawn.numel() * shard.centers.element_size()
-            gradients += working - _bytes(shard.centers)
-        working += working_bytes(batch_size, drawn, shard.settings.tau, shard.centers.element_size())
-    elif isinstance(loss, SoftTripleLoss):
-        working = working_bytes(batch_size, loss.centers.shape, loss.tau, loss.centers.element_size())
-    return Memory(sum(map(_bytes, parameters)), gradients, 2 * learned, working)
-
-
-def _drawn(shape: torch.Size, rate: float, batch_size: int) -> torch.Size:
-    """Shape of the centres drawn in a step, should the classes of the batch be all different and all here."""
-    num_classes, *rest = shape
-    return torch.Size((min(num_classes, max(math.ceil(rate * num_classes), batch_size)), *rest))
+def estimate_memory(encoder: nn.Module, loss: Loss, batch_size: int) -> Memory:
+    """Memory for this rank's state and a training step; ``batch_size`` counts the examples of all ranks."""
+    learned = sum(_bytes(p) for p in encoder.parameters() if p.requires_grad)
+    centers = sum(_bytes(p) for p in loss.parameters() if p.requires_grad)
+    return Memory(
+        parameters=sum(_bytes(p) for module in (encoder, loss) for p in module.parameters()),
+        gradients=learned + loss.gradient_bytes(batch_size),
+        optimizer=2 * (learned + centers),
+        scratch=loss.working_bytes(batch_size),
+    )
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -1,151 +1,283 @@
-"""A run directory: what a training run leaves behind, and the rule that nothing in it is lost.
+"""A run as a value: configuration, encoder, loss and report, just trained or loaded from its directory."""
 
-config.toml           the resolved configuration
-log.jsonl             a line for each epoch
-checkpoints/          the newest states, each written whole or not at all
-encoder/              all that inference needs
-centers.safetensors   the centres of the loss
-report.json           the evaluation, for programs
-report.html           the same and more, for people
-"""
-
-import fcntl
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from softtriple.config import FORMAT, Config, read_config, write_config
-from softtriple.files import append_line, remove_partial, write_whole
-from softtriple.training.checkpoint import Position
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from softtriple import dist
+from softtriple.config import Config
+from softtriple.data import (
+    Benchmark,
+    ImageFiles,
+    Split,
+    contiguous_labels,
+    find_unreadable,
+    hold_out_classes,
+    load_benchmark,
+)
+from softtriple.errors import UserError
+from softtriple.losses import Loss, as_loss, build_loss
+from softtriple.metrics import Embeddings, Report, evaluate
+from softtriple.models import Encoder
+from softtriple.models.features import Feeds, Rows, embed_together
+from softtriple.models.weights import read_tensors
+from softtriple.progress import Reporter
+from softtriple.training.auto import CUSTOM, has_centers
+from softtriple.training.directory import RunDir
+
+QUIET = Reporter(quiet=True)
 
 
-@dataclass(frozen=True)
-class RunDir:
-    """The files of one run."""
+class Run:
+    """A trained encoder with everything that belongs to it.
 
-    path: Path
+    ``report`` is on the test classes, ``validation`` on held-out training classes if there are any, ``log`` has an
+    entry per epoch. ``directory`` is None for a run that was not written to disk.
+
+    Example:
+        >>> run = Run.load("runs/photos")  # doctest: +SKIP
+        >>> run.encoder.embed(["photo.jpg"]).shape, run.report.recall[1]  # doctest: +SKIP
+        ((1, 64), 0.91)
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        encoder: Encoder,
+        report: Report | None = None,
+        validation: Report | None = None,
+        log: Sequence[dict[str, Any]] = (),
+        loss: Loss | None = None,
+        benchmark: Benchmark | None = None,
+        directory: RunDir | None = None,
+        reporter: Reporter = QUIET,
+    ) -> None:
+        self.config, self.encoder, self.validation, self.log = config, encoder, validation, tuple(log)
+        self.directory, self._reporter = directory, reporter
+        self._report, self._loss, self._benchmark = report, loss, benchmark
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        backbone: nn.Module | None = None,
+        loss: nn.Module | None = None,
+        reporter: Reporter = QUIET,
+    ) -> "Run":
+        """The run in the directory ``path``; ``backbone`` and ``loss`` are needed if it was trained with your own."""
+        directory = RunDir(Path(path))
+        config = directory.read_config()
+        encoder = Encoder.load(path, backbone=backbone)
+        run = cls(config=config, encoder=encoder, log=directory.read_epochs(), directory=directory, reporter=reporter)
+        if loss is not None:
+            run._loss = _restore(as_loss(loss, len(encoder.class_names), encoder.dim), directory)
+        if (directory.path / "validation.json").is_file():
+            run.validation = directory.read_report("validation.json")
+        return run
 
     @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.toml"
+    def report(self) -> Report:
+        """The evaluation on the test classes."""
+        if self._report is None:
+            assert self.directory is not None
+            self._report = self.directory.read_report("report.json")
+        return self._report
 
     @property
-    def log_file(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "log.jsonl"
+    def loss(self) -> Loss:
+        """The loss with the centres it has learned."""
+        if self._loss is None:
+            assert self.directory is not None
+            name = self.config.loss.name
+            if name.startswith(CUSTOM):
+                raise UserError(
+                    f"{self.directory.path} was trained with a loss of your own ({name.removeprefix(CUSTOM)}). "
+                    "Pass it again: Run.load(path, loss=your_loss)"
+                )
+            self._loss = _restore(build_configured_loss(self.config, len(self.encoder.class_names)), self.directory)
+        return self._loss
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the newest states."""
-        return self.path / "checkpoints"
+    def benchmark(self) -> Benchmark:
+        """The data of the run: as passed to training, or loaded again from where they were."""
+        if self._benchmark is None:
+            if not self.config.dataset:
+                raise UserError("this run was trained on data in memory, which only the caller can pass again")
+            self._benchmark = load_data(self.config, self._reporter)
+        return self._benchmark
 
-    @property
-    def encoder(self) -> Path:
-        """Folder of the trained encoder."""
-        return self.path / "encoder"
+    @cached_property
+    def training_split(self) -> Split:
+        """The items trained on; labels number ``encoder.class_names``."""
+        train = self.benchmark().train
+        rows, _ = divide(train, self.config)
+        return replace(train.take(rows), labels=contiguous_labels(train.labels[rows])[0])
 
-    @property
-    def centers_file(self) -> Path:
-        """The centres of the loss, where it has any."""
-        return self.path / "centers.safetensors"
+    @cached_property
+    def test_embeddings(self) -> Embeddings:
+        """Embeddings of the test items."""
+        return self.embed_split(self.benchmark().test, self.benchmark().class_names)
 
-    @property
-    def report_file(self) -> Path:
-        """The evaluation as JSON."""
-        return self.path / "report.json"
+    def embed_split(self, split: Split, class_names: Sequence[str] = ()) -> Embeddings:
+        """Embeddings of the items of ``split``, from cached features where there are any."""
+        return embed_split(self.encoder, self._feeds, split, class_names, self._reporter)
 
-    @property
-    def page_file(self) -> Path:
-        """The evaluation as a page."""
-        return self.path / "report.html"
+    def evaluate(self, data: "Benchmark | str | Config | None" = None) -> Report:
+        """The report on the test classes of the run's data, or of other ``data``."""
+        benchmark = self.benchmark() if data is None else as_benchmark(data, self._reporter)
 
-    @property
-    def _lock_file(self) -> Path:
-        return self.path / ".lock"
+        def embed(split: Split) -> Embeddings:
+            return self.embed_split(split, benchmark.class_names)
 
-    def read_config(self) -> Config:
-        """The configuration the run was made with."""
-        if not self.config_file.is_file():
-            raise FileNotFoundError(f"{self.path}: not a run directory, config.toml is missing")
-        return read_config(self.config_file)
+        names, seed = self.encoder.class_names, self.config.train.seed
+        return evaluate_benchmark(benchmark, embed, names, lambda: self.loss, seed=seed)
 
-    @contextmanager
-    def opened(self, *, resume: bool) -> Iterator[None]:
-        """Take the directory for this process: new, or with ``resume`` the one of an earlier start.
+    def centers(self) -> Tensor | None:
+        """The learned centres (classes, k, dim), or None if the loss has none."""
+        parameters = dict(self.loss.named_parameters())
+        centers = parameters.get("centers")
+        return None if centers is None or centers.ndim != 3 else centers.detach().float()
 
-        A start that failed before it had learned anything leaves nothing to lose, and the directory is new.
-        """
-        if not resume:
-            self._refuse_to_overwrite()
-        self.path.mkdir(parents=True, exist_ok=True)
-        with self._lock_file.open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BlockingIOError(f"{self.path}: another process is training in this directory") from None
-            remove_partial(self.path)
-            if not resume:
-                self._refuse_to_overwrite()  # again: whoever had the lock may have got somewhere
-                self.config_file.unlink(missing_ok=True)
-            self.checkpoints.mkdir(exist_ok=True)
-            yield
-
-    def write_config(self, config: Config) -> None:
-        """Keep the resolved configuration; a resumed run must have the same."""
-        text = write_config(config)
-        if self.config_file.exists() and write_config(self.read_config()) != text:
-            raise ValueError(
-                f"{self.config_file}: the run was started with other settings; resume with the same, or start another"
-            )
-        write_whole(self.config_file, f"format = {FORMAT}\n{text}")
-
-    def append_log(self, entry: dict[str, Any]) -> None:
-        """Add a line to the log."""
-        append_line(self.log_file, json.dumps(entry))
-
-    def read_log(self) -> list[dict[str, Any]]:
-        """The entries of the log, oldest first."""
-        return [entry for _, entry in self._log_lines()]
-
-    def forget_log_after(self, position: Position) -> None:
-        """Drop the entries that a resumed run will write again, and a line that a crash cut short."""
-        if not self.log_file.exists():
-            return
-        kept = []
-        for line, entry in self._log_lines():
-            # An entry without "batch" is that of a whole epoch.
-            done = (entry["epoch"], 0) if "batch" not in entry else (entry["epoch"] - 1, entry["batch"])
-            if done <= (position.epoch, position.batch):
-                kept.append(line + "\n")
-        write_whole(self.log_file, "".join(kept))
-
-    def _log_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of the log that are entries; one that a crash cut short, or that was damaged, is none."""
-        if not self.log_file.exists():
-            return
-        for line in self.log_file.read_text(encoding="utf-8", errors="replace").splitlines():
-            entry = _entry(line)
-            if entry is not None:
-                yield line, entry
-
-    def _refuse_to_overwrite(self) -> None:
-        found = set(self.path.iterdir()) if self.path.exists() else set()
-        only_started = {self._lock_file} <= found <= {self._lock_file, self.config_file, self.checkpoints}
-        if found and not (only_started and not any(self.checkpoints.glob("*"))):
-            raise FileExistsError(
-                f"{self.path}: it exists and is not overwritten; continue it with --resume, or choose another --out"
-            )
+    @cached_property
+    def _feeds(self) -> Feeds:
+        device = dist.device()
+        self.encoder.to(device)
+        frozen = 0 if self.config.model.trainable == "auto" else self.encoder.set_trainable(self.config.model.trainable)
+        cache_bytes = self.config.data.cache_gigabytes * 1e9
+        return Feeds(self.encoder, reporter=self._reporter, frozen=frozen, cache_bytes=cache_bytes)
 
 
-def _entry(line: str) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except (json.JSONDecodeError, RecursionError):
+def load_data(config: Config, reporter: Reporter = QUIET) -> Benchmark:
+    """The benchmark that the configuration names, without its unreadable images if it says to skip them."""
+    data = config.data
+    options = {"split": data.split, "test_share": data.test_share}
+    options |= {"path": data.path, "text": data.text, "label": data.label}
+    # Not every source has files that may be unreadable; all of them stop by default.
+    options |= {"on_error": None if data.on_error == "stop" else data.on_error}
+    with dist.main_first():  # some sources are drawn or unpacked once and cached
+        benchmark = load_benchmark(config.dataset, **options)
+    for note in benchmark.notes:
+        reporter.note(note)
+    if config.data.on_error == "stop":
+        return benchmark
+    return replace(
+        benchmark,
+        train=_readable(benchmark.train, reporter),
+        test=_readable(benchmark.test, reporter),
+        gallery=None if benchmark.gallery is None else _readable(benchmark.gallery, reporter),
+    )
+
+
+def as_benchmark(data: "Benchmark | str | Config", reporter: Reporter = QUIET) -> Benchmark:
+    """A benchmark from a value, a source string or a configuration that names one."""
+    if isinstance(data, Benchmark):
+        return data
+    return load_data(data if isinstance(data, Config) else Config(dataset=data), reporter)
+
+
+def divide(split: Split, config: Config) -> tuple[Rows, Split | None]:
+    """The rows to train on, and the split of training classes held out for validation."""
+    if not config.train.hold_out:
+        return np.arange(len(split)), None
+    _, held_out = hold_out_classes(split, config.train.hold_out, seed=config.train.seed)
+    return np.flatnonzero(~np.isin(split.labels, held_out.labels)), held_out
+
+
+def embed_split(
+    encoder: Encoder, feeds: Feeds, split: Split, class_names: Sequence[str], reporter: Reporter
+) -> Embeddings:
+    """The embeddings of the items of ``split``; over ranks, on all of them."""
+    feed = feeds.evaluation(split)
+    with reporter.task("embedding") as update:
+        vectors = embed_together(encoder, feed, device=dist.device(), progress=update)
+    return Embeddings(vectors, torch.from_numpy(split.labels), class_names=tuple(class_names))
+
+
+def evaluate_benchmark(
+    benchmark: Benchmark,
+    embed: Callable[[Split], Embeddings],
+    trained: Sequence[str],
+    get_loss: Callable[[], Loss],
+    *,
+    seed: int,
+) -> Report:
+    """The report of the test items of ``benchmark``, searched among themselves or in its gallery."""
+    test = embed(benchmark.test)
+    gallery = None if benchmark.gallery is None else embed(benchmark.gallery)
+    report = evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=seed)
+    return replace(report, accuracy=accuracy(test, trained, get_loss))
+
+
+def accuracy(embeddings: Embeddings, trained: Sequence[str], get_loss: Callable[[], Loss]) -> float | None:
+    """Share of items whose most similar class is their own, by the loss on the first rank.
+
+    None if there are classes that were not trained on, or if the loss knows no similarity to a class.
+
+    Example:
+        >>> from softtriple.losses import NormalizedSoftmaxLoss
+        >>> loss = NormalizedSoftmaxLoss(num_classes=2, embedding_size=2)
+        >>> loss.centers = nn.Parameter(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
+        >>> vectors = torch.tensor([[1.0, 0.1], [0.1, 1.0], [0.9, 1.0], [1.0, 0.9]])
+        >>> embeddings = Embeddings(vectors, torch.tensor([0, 1, 1, 1]), class_names=("cat", "dog"))
+        >>> accuracy(embeddings, ("cat", "dog"), lambda: loss)
+        0.75
+    """
+    number = {name: number for number, name in enumerate(trained)}
+    expected = [number.get(embeddings.class_name(label)) for label in embeddings.labels.tolist()]
+    if None in expected:
         return None
-    numbers = {"epoch": int, "batch": int, "loss": float}
-    found = {"batch": 0, **entry} if isinstance(entry, dict) else {}
-    return entry if all(type(found.get(name)) is kind for name, kind in numbers.items()) else None
+    return dist.from_main(lambda: _share_predicted(get_loss(), embeddings.vectors, torch.tensor(expected)))
+
+
+def build_configured_loss(config: Config, num_classes: int) -> Loss:
+    """The loss that the resolved configuration describes."""
+    options = dict(config.loss.options)
+    if has_centers(config.loss.name):
+        options.setdefault("centers_per_class", config.loss.centers_per_class)
+    assert config.model.dim != "auto"
+    return build_loss(config.loss.name, num_classes, config.model.dim, **options)
+
+
+def _restore(loss: Loss, directory: RunDir) -> Loss:
+    """``loss`` with the parameters that training left in ``directory``."""
+    file = directory.centers_file
+    state = read_tensors(file) if file.is_file() else {}
+    try:
+        loss.load_state_dict(state, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{file}: does not fit the loss of this run ({reason})") from error
+    return loss
+
+
+def _share_predicted(loss: Loss, vectors: Tensor, expected: Tensor) -> float | None:
+    device = next((parameter.device for parameter in loss.parameters()), torch.device("cpu"))
+    right = 0
+    with torch.no_grad():
+        for part, classes in zip(torch.split(vectors, 1024), torch.split(expected, 1024), strict=True):
+            predicted = loss.predict(part.to(device))
+            if predicted is None:
+                return None
+            right += int((predicted.cpu() == classes).sum())
+    return right / len(vectors)
+
+
+def _readable(split: Split, reporter: Reporter) -> Split:
+    if not isinstance(split.items, ImageFiles):
+        return split
+    with reporter.task("checking images") as update:
+        unreadable = find_unreadable(split.items, progress=update)
+    for error in unreadable.values():
+        reporter.note(f"skipped: {error}")
+    if unreadable and len(unreadable) == len(split):
+        raise UserError(f"none of {len(split)} images can be read; the first: {unreadable[0]}")
+    if unreadable:
+        reporter.note(f"skipped: {len(unreadable)} of {len(split)} images")
+    return split.take(np.array([row for row in range(len(split)) if row not in unreadable], dtype=np.int64))

@@ -1,6 +1,7 @@
-"""The one place that knows everything: a configuration becomes data, encoder, loss, optimiser, a run, a report."""
+"""From data to a trained run: `train` is what the command line calls, and what a notebook calls."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,141 +9,213 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from jaxtyping import Int64
+from torch import nn
 
 from softtriple import dist
-from softtriple.config import Config
-from softtriple.data import (
-    Benchmark,
-    ImageCache,
-    ImageFiles,
-    Split,
-    Vectors,
-    View,
-    contiguous_labels,
-    find_unreadable,
-    hold_out_classes,
-    load_benchmark,
-    open_cache,
-    shuffled,
-)
+from softtriple.config import Config, setting_names, with_values
+from softtriple.data import Benchmark, Split, Vectors, absolute_spec, contiguous_labels, make_benchmark
+from softtriple.errors import UserError, did_you_mean
 from softtriple.files import appearing_file, explained, write_whole
-from softtriple.losses import LOSSES, SoftTripleLoss, build_loss, sample_classes, shard
-from softtriple.metrics import Report
-from softtriple.metrics.evaluate import Embeddings, evaluate
-from softtriple.models import Encoder, EncoderConfig, Preprocess
-from softtriple.models.features import Feed, Reading, Rows, embed_together, pixel_feed, trunk_feed, trunk_fits
-from softtriple.models.weights import read_tensors, write_tensors
+from softtriple.losses import Loss, as_loss, check_loss, sample_classes, shard
+from softtriple.metrics import Embeddings, evaluate
+from softtriple.models import Encoder, EncoderConfig, check_backbone, check_trainable, pca_head
+from softtriple.models.features import Feeds, Rows, feature_rows
+from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
-from softtriple.training.auto import choose_head_init, choose_trainable, has_centers, heads_of, resolve
-from softtriple.training.checkpoint import find_shard
+from softtriple.training.auto import CUSTOM, check_centers, choose_head_init, choose_trainable, resolve
+from softtriple.training.checkpoint import find_checkpoints
+from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit, summary_writer
-from softtriple.training.run import RunDir
+from softtriple.training.run import Run, build_configured_loss, divide, embed_split, evaluate_benchmark, load_data
+
+Data = str | Benchmark | tuple[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What a run ends with; ``validation`` is on classes held out of the training half, where any were."""
+class Prepared:
+    """Everything a run needs before its first step; ``rows`` and ``labels`` say what is trained on."""
 
-    run: RunDir
-    config: Config
+    config: Config  # resolved: nothing in it is "auto"
     benchmark: Benchmark
-    learned: Split  # what was trained on; its labels number the classes of the loss
     encoder: Encoder
-    loss: nn.Module
-    test: Embeddings
-    report: Report
-    validation: Report | None = None
+    loss: Loss
+    rows: Rows
+    labels: Int64[np.ndarray, " rows"]
+    held_out: Split | None
+    feeds: Feeds
 
 
-def train(config: Config, run: RunDir, reporter: Reporter, *, resume: bool = False) -> Outcome:
-    """Train and evaluate as ``config`` says, in ``run``; with ``resume`` from where an earlier start stopped.
+def train(
+    data: Data,
+    *,
+    backbone: str | nn.Module | None = None,
+    loss: str | nn.Module | None = None,
+    out: str | Path | None = None,
+    config: Config | None = None,
+    resume: bool = False,
+    reporter: Reporter | None = None,
+    **settings: Any,
+) -> Run:
+    """Train an encoder on ``data``, evaluate it on classes it has not seen, and return the run.
 
-    Over several ranks each calls it. They all take part, and the first one alone writes and has the whole loss.
+    Args:
+        data: a source as on the command line (``"photos/"``, ``"cub:PATH"``, ``"glyphs"``), a `Benchmark`, or a tuple
+            of items (arrays, paths or texts) and labels.
+        backbone: a name, or any module from images (or vectors, or token ids) to features.
+        loss: a name, or any module called as ``loss(embeddings, labels)``.
+        out: the run directory; None writes nothing to disk.
+        config: settings to start from.
+        resume: continue the run in ``out``.
+        reporter: where progress goes; default: standard error.
+        settings: single settings by their last name: ``epochs=20, dim=128, split="instances"``.
+
+    Over several ranks each calls it; they share the work, and the first one alone writes files.
     """
-    if config.train.tensorboard:
-        summary_writer()  # if it is missing, that is said now and not after the first epoch
-    with run.opened(resume=resume) if dist.is_main() else nullcontext():
+    reporter = reporter or Reporter(quiet=not dist.is_main())
+    modules = [module if isinstance(module, nn.Module) else None for module in (backbone, loss)]
+    config = configure(config or Config(), data, backbone, loss, settings)
+    directory = None if out is None else RunDir(Path(out))
+    check(config, directory, resume=resume)
+    opened = directory.opened(resume=resume) if directory is not None and dist.is_main() else nullcontext()
+    with opened:
         dist.barrier()
-        benchmark = load_data(config, reporter)
-        config = resolve(config, benchmark, reporter)
-        learned, held_out = _divide(benchmark.train, config)
-        labels, classes = contiguous_labels(benchmark.train.labels[learned])
-
-        torch.manual_seed(config.train.seed)
-        device = dist.device()
-        encoder = build_encoder(config, benchmark, tuple(benchmark.class_names[label] for label in classes))
-        readers = Readers(config, encoder, reporter)
-        config = _settle(config, run, encoder, benchmark.train, readers, device, reporter)
-        whole = _build_loss(config, num_classes=len(classes))
-        loss = sample_classes(shard(whole), config.loss.sample_rate, config.train.seed)
-
-        encoder.to(device)
-        loss.to(device)
-        feeds = Feeds(config, encoder, readers, frozen=encoder.set_trainable(config.model.trainable))
-        training = feeds.training(benchmark.train).only(learned, labels)
-        if config.model.head_init == "pca":
-            encoder.initialize_head_from_pca(_features(encoder, training, device))
-
-        def embedded(split: Split) -> Embeddings:
-            return embed_split(encoder, feeds.still(split), benchmark, device, reporter)
-
-        def check() -> dict[str, float]:
-            # On the test classes only to look at them, never to choose by: that is what held-out classes are for.
-            name, split, gallery = "test", benchmark.test, benchmark.gallery
-            if held_out is not None:
-                name, split, gallery = "validation", held_out, None
-            found, items = embedded(split), None if gallery is None else embedded(gallery)
-            report = evaluate(found, gallery=items, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
-            return {f"{name}_recall@1": report.recall[1], f"{name}_map_at_r": report.map_at_r}
-
-        fit(config, run, encoder, loss, training, check, device, reporter)
-        loss = _made_whole(loss, whole, run)
-        if dist.is_main():
-            encoder.save(run.encoder)
-            _save_centers(loss, run)
-
-        test = embedded(benchmark.test)
-        gallery = None if benchmark.gallery is None else embedded(benchmark.gallery)
-        report = evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=config.train.seed)
-        report = replace(report, accuracy=accuracy(test, encoder.class_names, lambda: loss))
-        _write(run.report_file, report)
-        validation = None
-        if held_out is not None:
-            validation = evaluate(embedded(held_out), recall_at=benchmark.recall_at, seed=config.train.seed)
-            _write(run.path / "validation.json", validation)
-        numbered = replace(benchmark.train.take(learned), labels=labels)
-        return Outcome(run, config, benchmark, numbered, encoder, loss, test, report, validation)
+        prepared = prepare(
+            config, data=data, backbone=modules[0], loss=modules[1], directory=directory, reporter=reporter
+        )
+        return train_prepared(prepared, directory=directory, reporter=reporter)
 
 
-def load_data(config: Config, reporter: Reporter) -> Benchmark:
-    """The benchmark that the configuration names, without its unreadable images if it says to skip them."""
-    data = config.data
-    options = {"split": data.split, "test_share": data.test_share}
-    options |= {"path": data.path, "text": data.text, "label": data.label}
-    # Not every source has files that may be unreadable, and all of them stop by themselves.
-    options |= {"on_error": None if data.on_error == "stop" else data.on_error}
-    with dist.main_first():  # some are drawn or unpacked once and kept
-        benchmark = load_benchmark(config.dataset, **options)
-    for note in benchmark.notes:
-        reporter.note(note)
-    if config.data.on_error == "stop":
-        return benchmark
-    return replace(
-        benchmark,
-        train=_readable(benchmark.train, reporter),
-        test=_readable(benchmark.test, reporter),
-        gallery=None if benchmark.gallery is None else _readable(benchmark.gallery, reporter),
+def configure(
+    config: Config,
+    data: Data,
+    backbone: str | nn.Module | None,
+    loss: str | nn.Module | None,
+    settings: dict[str, Any],
+) -> Config:
+    """``config`` with what the arguments of `train` say; modules are recorded by the name of their class."""
+    names = setting_names()
+    values = {}
+    for name, value in settings.items():
+        if name not in names:
+            raise UserError(f"there is no setting {name!r}; {did_you_mean(name, names)}")
+        values[names[name]] = value
+    values["dataset"] = absolute_spec(data) if isinstance(data, str) else ""
+    for name, given in (("model.backbone", backbone), ("loss.name", loss)):
+        if given is not None:
+            values[name] = f"{CUSTOM}{type(given).__qualname__}" if isinstance(given, nn.Module) else given
+    return with_values(config, values)
+
+
+def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
+    """UserError for whatever can be known to be wrong before data are read or weights loaded."""
+    if directory is not None and dist.is_main():
+        directory.check(resume=resume)
+    if not config.loss.name.startswith(CUSTOM):
+        check_loss(config.loss.name, config.loss.options, sample_rate=config.loss.sample_rate)
+        check_centers(config)
+    if not config.model.backbone.startswith(CUSTOM) and config.model.backbone != "auto":
+        check_backbone(config.model.backbone, weights=config.model.weights)
+    if config.model.trainable != "auto":
+        check_trainable(config.model.trainable)
+    if config.train.tensorboard:
+        summary_writer()
+
+
+def prepare(
+    config: Config,
+    *,
+    data: Data | None = None,
+    backbone: nn.Module | None = None,
+    loss: nn.Module | None = None,
+    directory: RunDir | None = None,
+    reporter: Reporter,
+) -> Prepared:
+    """Load the data, resolve the configuration and build encoder and loss, ready for `train_prepared`."""
+    benchmark = _benchmark(config, data, reporter)
+    config = resolve(config, benchmark, reporter)
+    rows, held_out = divide(benchmark.train, config)
+    labels, classes = contiguous_labels(benchmark.train.labels[rows])
+    if len(classes) < 2:
+        raise UserError(
+            f"{benchmark.name}: only {len(classes)} class to train on; a metric needs at least 2 to tell apart"
+        )
+    torch.manual_seed(config.train.seed)
+    class_names = tuple(benchmark.class_names[label] for label in classes)
+    encoder = build_encoder(config, benchmark, class_names, backbone)
+    feeds = Feeds(
+        encoder,
+        reporter=reporter,
+        augment=config.data.augment,
+        seed=config.train.seed,
+        views=config.train.views,
+        cache_bytes=config.data.cache_gigabytes * 1e9,
     )
+    config = _settle(config, directory, encoder, benchmark.train, feeds, reporter)
+    if loss is not None:
+        whole = as_loss(loss, len(classes), encoder.dim)
+    else:
+        # Centres that will be split over ranks need not exist as a whole anywhere.
+        splits = dist.world_size() > 1 and config.loss.name in ("softtriple", "softmax-norm")
+        with torch.device("meta" if splits else "cpu"):
+            whole = build_configured_loss(config, len(classes))
+    feeds.frozen = encoder.set_trainable(config.model.trainable)
+    return Prepared(config, benchmark, encoder, whole, rows, labels, held_out, feeds)
 
 
-def build_encoder(config: Config, benchmark: Benchmark, class_names: tuple[str, ...]) -> Encoder:
-    """The encoder that the configuration describes, for the items of ``benchmark``."""
+def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Reporter) -> Run:
+    """Train what `prepare` built, evaluate it and, with a ``directory``, write everything to disk."""
+    config, benchmark, encoder, feeds = prepared.config, prepared.benchmark, prepared.encoder, prepared.feeds
+    device = dist.device()
+    encoder.to(device)
+    loss = sample_classes(shard(prepared.loss), config.loss.sample_rate, config.train.seed).to(device)
+    training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
+    resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
+    if config.model.head_init == "pca" and not resuming:  # a checkpoint would overwrite it
+        encoder.set_head(*pca_head(feature_rows(encoder, training, device=device), encoder.dim))
+
+    def embed(split: Split) -> Embeddings:
+        return embed_split(encoder, feeds, split, benchmark.class_names, reporter)
+
+    def evaluate_epoch() -> dict[str, float]:
+        # On the test classes only to watch them, never to choose by: held-out classes are for that.
+        name, split, gallery = "test", benchmark.test, benchmark.gallery
+        if prepared.held_out is not None:
+            name, split, gallery = "validation", prepared.held_out, None
+        items = None if gallery is None else embed(gallery)
+        report = evaluate(embed(split), gallery=items, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
+        return {f"{name}_recall@1": report.recall[1], f"{name}_map_at_r": report.map_at_r}
+
+    log = fit(
+        config.train, encoder, loss, training,
+        directory=directory, evaluate=evaluate_epoch, device=device, reporter=reporter,
+    )  # fmt: skip
+    loss = _whole(loss, prepared.loss, directory)
+    if directory is not None and dist.is_main():
+        encoder.save(directory.encoder)
+        _save_loss(loss, directory)
+    report = evaluate_benchmark(benchmark, embed, encoder.class_names, lambda: loss, seed=config.train.seed)
+    validation = None
+    if prepared.held_out is not None:
+        validation = evaluate(embed(prepared.held_out), recall_at=benchmark.recall_at, seed=config.train.seed)
+    if directory is not None and dist.is_main():
+        for name, written in (("report.json", report), ("validation.json", validation)):
+            if written is not None:
+                write_whole(directory.path / name, written.to_json() + "\n")
+    return Run(
+        config=config, encoder=encoder, loss=loss, report=report, validation=validation, log=log,
+        benchmark=benchmark, directory=directory, reporter=reporter,
+    )  # fmt: skip
+
+
+def build_encoder(
+    config: Config, benchmark: Benchmark, class_names: Sequence[str], backbone: nn.Module | None = None
+) -> Encoder:
+    """The encoder that the resolved configuration describes, for the items of ``benchmark``."""
     items, model = benchmark.train.items, config.model
     described = EncoderConfig(
         backbone=model.backbone,
         dim=None if model.dim == "auto" else model.dim,
-        heads=heads_of(config.loss.name),
         pooling=model.pooling,
         layer_norm=model.layer_norm,
         weights=model.weights,
@@ -150,232 +223,53 @@ def build_encoder(config: Config, benchmark: Benchmark, class_names: tuple[str, 
         hidden=model.hidden or None,
         in_features=items.values.shape[1] if isinstance(items, Vectors) else None,
     )
-    encoder = Encoder(described, class_names)
+    encoder = Encoder(described, class_names, backbone=backbone)
     encoder.freeze_batch_norm(model.freeze_batch_norm if model.freeze_batch_norm != "auto" else "off")
     return encoder
 
 
-class Readers:
-    """How the splits of a run are read; makes the cache of resized images once, where that fits."""
-
-    def __init__(self, config: Config, encoder: Encoder, reporter: Reporter) -> None:
-        self._config, self._preprocess, self.reporter = config, encoder.preprocess, reporter
-        self._caches: dict[tuple[str, ...], ImageCache | None] = {}
-
-    def reading(self, split: Split, *, augmented: bool) -> Reading:
-        """How ``split`` is read, for training or as it is."""
-        if not isinstance(self._preprocess, Preprocess):
-            return Reading()
-        augment: Any = self._config.data.augment if augmented else "none"
-        view = View(size=self._preprocess.size, resize=self._preprocess.resize, augment=augment)
-        return Reading(view, self._config.train.seed if augmented else 0, self._cache(split, view))
-
-    def _cache(self, split: Split, view: View) -> ImageCache | None:
-        budget = self._config.data.cache_gigabytes * 1e9
-        if not isinstance(split.items, ImageFiles) or not budget or view.resize is None:
-            return None
-        paths = split.items.paths
-        if paths not in self._caches:
-            # Held-out images are among those of the training half, and need not be decoded and kept twice.
-            for cache in self._caches.values():
-                if cache is not None and cache.rows.keys() >= set(paths):
-                    return cache
-            with dist.main_first(), self.reporter.task("reading images") as update:
-                self._caches[paths] = open_cache(
-                    split.items, view.resize, budget=budget, notify=self.reporter.note, progress=update
-                )
-        return self._caches[paths]
-
-
-class Feeds:
-    """Feeds for the splits of a run: from the kept outputs of a frozen trunk where there is one and they fit."""
-
-    def __init__(self, config: Config, encoder: Encoder, readers: Readers, frozen: int) -> None:
-        self._config, self._encoder, self._readers, self._frozen = config, encoder, readers, frozen
-
-    def training(self, split: Split) -> Feed:
-        """Augmented batches."""
-        reading = self._readers.reading(split, augmented=True)
-        views = self._config.train.views if reading.view is not None else 1
-        # Kept outputs are the same for every seed of a run, which only draws among them.
-        return self._kept(split, replace(reading, seed=0), views) or pixel_feed(self._encoder, split, reading)
-
-    def still(self, split: Split) -> Feed:
-        """Batches as they are, for evaluation."""
-        reading = self._readers.reading(split, augmented=False)
-        return self._kept(split, reading, views=1) or pixel_feed(self._encoder, split, reading)
-
-    def _kept(self, split: Split, reading: Reading, views: int) -> Feed | None:
-        if not self._frozen or isinstance(split.items, Vectors):
-            return None
-        reporter = self._readers.reporter
-        budget = self._config.data.cache_gigabytes * 1e9
-        # Ranks must agree, and the free disk changes while they look at it.
-        needed, fit_in = dist.from_main(
-            lambda: trunk_fits(self._encoder, split, reading, frozen=self._frozen, views=views, budget=budget)
-        )
-        if not fit_in:
-            reporter.note(
-                f"the outputs of the frozen layers for {views} views would take {needed / 1e9:.1f} GB, more than "
-                "data.cache_gigabytes or the free disk: they are computed anew in each epoch"
-            )
-            return None
-        with dist.main_first(), reporter.task(f"frozen layers, {views} views") as update:
-            return trunk_feed(
-                self._encoder,
-                split,
-                reading,
-                frozen=self._frozen,
-                views=views,
-                seed=self._config.train.seed,
-                progress=update,
-            )
-
-
-def embed_split(
-    encoder: Encoder, feed: Feed, benchmark: Benchmark, device: torch.device, reporter: Reporter
-) -> Embeddings:
-    """The embeddings of what ``feed`` gives, with the names of their classes."""
-    with reporter.task("embedding") as update:
-        vectors = embed_together(encoder, feed, device=device, progress=update)
-    return Embeddings(vectors, torch.from_numpy(feed.labels), class_names=benchmark.class_names)
-
-
-def accuracy(found: Embeddings, trained: tuple[str, ...], get_loss: Callable[[], nn.Module]) -> float | None:
-    """Share of items whose most similar class is their own, by the loss that the first rank gets.
-
-    None where there are classes that were not trained on, and for a loss that knows no similarity to a class.
-
-    Example:
-        >>> loss = LOSSES["softmax-norm"](num_classes=2, embedding_size=2)
-        >>> loss.centers = nn.Parameter(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
-        >>> vectors = torch.tensor([[1.0, 0.1], [0.1, 1.0], [0.9, 1.0], [1.0, 0.9]])
-        >>> found = Embeddings(vectors, torch.tensor([0, 1, 1, 1]), class_names=("cat", "dog"))
-        >>> accuracy(found, ("cat", "dog"), lambda: loss)
-        0.75
-    """
-    number = {name: number for number, name in enumerate(trained)}
-    expected = [number.get(found.class_name(label)) for label in found.labels.tolist()]
-    if None in expected:
-        return None
-    return dist.from_main(lambda: _share_predicted(get_loss(), found.vectors, torch.tensor(expected)))
-
-
-def read_loss(run: RunDir, config: Config, num_classes: int) -> nn.Module:
-    """The loss as ``train`` left it in a run."""
-    loss = _build_loss(config, num_classes)
-    state = read_tensors(run.centers_file) if run.centers_file.is_file() else {}
-    try:
-        loss.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{run.centers_file}: not what the loss of the run has learned ({reason})") from error
-    return loss
-
-
-def _share_predicted(loss: nn.Module, vectors: Tensor, expected: Tensor) -> float | None:
-    predict = getattr(loss, "predict", None)
-    if predict is None:
-        return None
-    device = next(loss.parameters()).device
-    with torch.no_grad():
-        predicted = torch.cat([predict(part.to(device)).cpu() for part in torch.split(vectors, 1024)])
-    return float((predicted == expected).double().mean())
-
-
-def _readable(split: Split, reporter: Reporter) -> Split:
-    if not isinstance(split.items, ImageFiles):
-        return split
-    with reporter.task("looking for unreadable images") as update:
-        unreadable = find_unreadable(split.items, progress=update)
-    for error in unreadable.values():
-        reporter.note(f"left out: {error}")
-    if len(unreadable) == len(split):
-        raise ValueError(f"none of {len(split)} images can be read; the first is {unreadable[0]}")
-    if unreadable:
-        reporter.note(f"left out: {len(unreadable)} of {len(split)} images")
-    return split.take(np.array([row for row in range(len(split)) if row not in unreadable], dtype=np.int64))
-
-
-def _divide(split: Split, config: Config) -> tuple[Rows, Split | None]:
-    """The rows to train on, and what is held out of training to choose by."""
-    if not config.train.hold_out:
-        return np.arange(len(split)), None
-    _, held_out = hold_out_classes(split, config.train.hold_out, seed=config.train.seed)
-    return np.flatnonzero(~np.isin(split.labels, held_out.labels)), held_out
+def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchmark:
+    if isinstance(data, Benchmark):
+        return data
+    if isinstance(data, tuple):
+        items, labels = data
+        return make_benchmark(items, labels, split=config.data.split, test_share=config.data.test_share)
+    return load_data(config, reporter)
 
 
 def _settle(
-    config: Config,
-    run: RunDir,
-    encoder: Encoder,
-    split: Split,
-    readers: Readers,
-    device: torch.device,
-    reporter: Reporter,
+    config: Config, directory: RunDir | None, encoder: Encoder, split: Split, feeds: Feeds, reporter: Reporter
 ) -> Config:
-    """Make the last choice, which takes a measurement, once: a resumed run keeps the one it started with."""
-    reading = readers.reading(split, augmented=True)
-    return dist.from_main(lambda: _settle_alone(config, run, encoder, split, reading, device, reporter))
+    """Make the decisions that take a measurement, once: a resumed run keeps those it started with."""
+    reading = feeds.reading(split, config.data.augment)
+
+    def settle() -> Config:
+        settled = config
+        if config.model.trainable == "auto" and directory is not None and directory.config_file.exists():
+            trainable = directory.read_config().model.trainable
+            settled = replace(config, model=replace(config.model, trainable=trainable))
+        settled = choose_trainable(settled, encoder, split, reading, dist.device(), reporter)
+        settled = choose_head_init(settled, encoder, len(split))
+        if directory is not None:
+            directory.write_config(settled)
+        return settled
+
+    return dist.from_main(settle)
 
 
-def _settle_alone(
-    config: Config,
-    run: RunDir,
-    encoder: Encoder,
-    split: Split,
-    reading: Reading,
-    device: torch.device,
-    reporter: Reporter,
-) -> Config:
-    if config.model.trainable == "auto" and run.config_file.exists():
-        settled = run.read_config()
-        config = replace(config, model=replace(config.model, trainable=settled.model.trainable))
-    elif config.model.trainable == "auto":
-        config = choose_trainable(config, encoder, split, reading, device, reporter)
-    config = choose_head_init(config, encoder, len(split))
-    run.write_config(config)
-    return config
-
-
-def _build_loss(config: Config, num_classes: int) -> nn.Module:
-    options = dict(config.loss.options)
-    if has_centers(config.loss.name):
-        options.setdefault("centers_per_class", config.loss.centers_per_class)
-    assert config.model.dim != "auto"
-    constructor = LOSSES.get(config.loss.name)
-    # Centres that will be split over ranks need not exist as a whole anywhere.
-    splits = dist.world_size() > 1 and isinstance(constructor, type) and issubclass(constructor, SoftTripleLoss)
-    with torch.device("meta" if splits else "cpu"):
-        return build_loss(config.loss.name, num_classes, config.model.dim, **options)
-
-
-def _made_whole(loss: nn.Module, whole: nn.Module, run: RunDir) -> nn.Module:
-    """The loss as one process has it, on the first rank: with the centres of all ranks, and without draws."""
-    part = find_shard(loss)
+def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:
+    """The loss as one process has it, on the first rank: with the centres of all ranks, and without sampling."""
+    part = loss.shard
     if part is None:
         return loss
-    assert isinstance(whole, SoftTripleLoss)
-    with explained(run.checkpoints):
-        whole.centers = nn.Parameter(dist.rows_on_main(part.centers.detach(), run.checkpoints))
+    folder = Path(tempfile.gettempdir()) if directory is None else directory.checkpoints
+    with explained(folder):
+        whole.centers = nn.Parameter(dist.rows_on_main(part.centers.detach(), folder))
     return whole
 
 
-def _write(path: Path, report: Report) -> None:
-    if dist.is_main():
-        write_whole(path, report.to_json() + "\n")
-
-
-@torch.no_grad()
-def _features(encoder: Encoder, feed: Feed, device: torch.device) -> Tensor:
-    encoder.eval()
-    rows = shuffled(len(feed), 64, seed=0, epoch=0)
-    found = feed.batches(rows, 0)
-    return torch.cat([encoder.features_from(inputs.to(device), feed.first).cpu() for inputs, _ in found])
-
-
-def _save_centers(loss: nn.Module, run: RunDir) -> None:
+def _save_loss(loss: Loss, directory: RunDir) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in loss.state_dict().items()}
     if tensors:
-        with appearing_file(run.centers_file) as temporary:
+        with appearing_file(directory.centers_file) as temporary:
             write_tensors(temporary, tensors)

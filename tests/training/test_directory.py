@@ -6,7 +6,7 @@ import pytest
 
 from softtriple.config import Config, with_settings
 from softtriple.training.checkpoint import Position
-from softtriple.training.run import RunDir
+from softtriple.training.directory import RunDir
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:

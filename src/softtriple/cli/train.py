@@ -1,0 +1,125 @@
+"""Verbs that train: train, demo, reproduce."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from softtriple.cli.app import AsJson, Data, OnError, Settings, app, command_line, print_report
+from softtriple.config import Config, read_config, with_preset, with_settings, with_values
+
+
+@app.command(short_help="Train an encoder on labelled data.")
+def train(
+    data: Data,
+    out: Annotated[Path, typer.Option("--out", help="The run directory; new unless --resume.", metavar="RUN")],
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file to start from.", metavar="FILE")] = None,
+    preset: Annotated[
+        Literal["paper", "official", "sop"] | None, typer.Option("--preset", help="A published recipe.")
+    ] = None,
+    loss: Annotated[str | None, typer.Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
+    backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
+    dim: Annotated[int | None, typer.Option("--dim", help="Width of the embedding.", metavar="N")] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data.", metavar="N")] = None,
+    on_error: OnError = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train an encoder on DATA, evaluate it on classes it has not seen, and write everything to RUN."""
+    chosen = _configuration(config, out, resume)
+    if preset is not None:
+        chosen = with_preset(chosen, preset)
+    given = {"data.on_error": on_error, "model.dim": dim, "train.epochs": epochs}
+    given |= {"loss.name": loss, "model.backbone": backbone}
+    chosen = with_values(chosen, {name: value for name, value in given.items() if value is not None}, "options")
+    chosen = with_settings(chosen, settings or [])
+
+    from softtriple import dist
+    from softtriple.progress import Reporter
+    from softtriple.report import write_page
+    from softtriple.training import train as run_training
+
+    with dist.joined():
+        reporter = Reporter(quiet=not dist.is_main())
+        try:
+            run = run_training(data, out=out, config=chosen, resume=resume, reporter=reporter)
+        except KeyboardInterrupt:
+            # The whole command: if it stopped early, the settings are not in the run directory yet.
+            reporter.note(f"stopped; continue with: {command_line()}{'' if resume else ' --resume'}")
+            raise
+        if not dist.is_main():
+            return
+    page = write_page(run, command=command_line())
+    print_report(run.report, as_json, run=str(out))
+    reporter.note(f"encoder: {out / 'encoder'}, report: {page}")
+
+
+@app.command(short_help="The whole path on embedded data, in a minute.")
+def demo(
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder for runs and report; default runs/demo.", metavar="DIR")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train SoftTriple and the single-centre softmax on rendered characters, and show what several centres find."""
+    from softtriple.papers import demo as demonstration
+    from softtriple.progress import Reporter
+
+    reports, page = demonstration.run(out or demonstration.free_folder(), Reporter(), command=command_line())
+    if as_json:
+        told = {name: json.loads(result.report.to_json()) for name, result in reports.items()}
+        print(json.dumps({**told, "page": str(page)}))
+    else:
+        print(demonstration.table(reports))
+        print(f"report: {page}")
+
+
+@app.command(short_help="Run a table or figure of the paper.")
+def reproduce(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="table1 to table6, centers, recall-vs-k, retrieved, illustration or hidden-modes.", metavar="TARGET"
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Folder for runs, tables and figures.", metavar="DIR")],
+    data: Annotated[
+        str | None, typer.Option("--data", help="The data to run on; illustration draws its own.", metavar="DATA")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.", metavar="N")] = 1,
+    rows: Annotated[
+        str | None, typer.Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
+    ] = None,
+    protocol: Annotated[
+        Literal["full", "head"] | None,
+        typer.Option("--protocol", help="full: as in the paper; head: on cached features (default without a GPU)."),
+    ] = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a table or figure of the paper beside the published numbers; finished runs in DIR are not repeated."""
+    from softtriple.papers.reproduce import reproduce as make
+    from softtriple.progress import Reporter
+
+    reporter = Reporter()
+    chosen = None if rows is None else [row.strip() for row in rows.split(",")]
+    try:
+        made = make(
+            target, data, out, seeds=seeds, rows=chosen, protocol=protocol, settings=settings or [], reporter=reporter
+        )
+    except KeyboardInterrupt:
+        reporter.note("stopped; the same command continues")
+        raise
+    files = [str(file) for file in made.files]
+    print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")
+    reporter.note(f"\nwritten: {', '.join(files)}")
+
+
+def _configuration(file: Path | None, out: Path, resume: bool) -> Config:
+    if file is not None:
+        return read_config(file)
+    if resume and (out / "config.toml").exists():
+        return read_config(out / "config.toml")
+    return Config()

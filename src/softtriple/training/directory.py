@@ -1,0 +1,188 @@
+"""A run directory: the files a training run leaves behind, and the rule that none of them is lost.
+
+config.toml           the resolved configuration
+log.jsonl             a line per epoch
+checkpoints/          the two newest states, each written completely or not at all
+encoder/              all that inference needs
+centers.safetensors   the parameters of the loss
+report.json           the evaluation, for programs
+report.html           the same and more, for people
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from softtriple.config import FORMAT, Config, read_config, write_config
+from softtriple.errors import UserError
+from softtriple.files import append_line, remove_partial, write_whole
+from softtriple.metrics import Report
+from softtriple.training.checkpoint import Position
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """The resolved configuration."""
+        return self.path / "config.toml"
+
+    @property
+    def log_file(self) -> Path:
+        """One JSON object a line."""
+        return self.path / "log.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the newest states."""
+        return self.path / "checkpoints"
+
+    @property
+    def encoder(self) -> Path:
+        """Folder of the trained encoder."""
+        return self.path / "encoder"
+
+    @property
+    def centers_file(self) -> Path:
+        """The centres of the loss, where it has any."""
+        return self.path / "centers.safetensors"
+
+    @property
+    def report_file(self) -> Path:
+        """The evaluation as JSON."""
+        return self.path / "report.json"
+
+    @property
+    def page_file(self) -> Path:
+        """The evaluation as a page."""
+        return self.path / "report.html"
+
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / ".lock"
+
+    def read_config(self) -> Config:
+        """The configuration the run was made with."""
+        if not self.config_file.is_file():
+            raise UserError(f"{self.path} is not a run directory: config.toml is missing")
+        return read_config(self.config_file)
+
+    @contextmanager
+    def opened(self, *, resume: bool) -> Iterator[None]:
+        """Take the directory for this process: a new one, or with ``resume`` that of an earlier start.
+
+        A start that failed before it had learned anything leaves nothing to lose: its directory counts as new.
+        """
+        self.check(resume=resume)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self._lock_file, timeout=0):
+                remove_partial(self.path)
+                if not resume:
+                    self.check(resume=False)  # again: whoever held the lock may have got somewhere
+                    self.config_file.unlink(missing_ok=True)
+                self.checkpoints.mkdir(exist_ok=True)
+                yield
+        except filelock.Timeout:
+            raise UserError(f"{self.path}: another process is training in this directory") from None
+
+    def check(self, *, resume: bool) -> None:
+        """UserError unless a run can be written here: the folder is new (or ``resume``), and it is writable."""
+        found = set(self.path.iterdir()) if self.path.is_dir() else set()
+        only_started = {self._lock_file} <= found <= {self._lock_file, self.config_file, self.checkpoints}
+        if not resume and found and not (only_started and not any(self.checkpoints.glob("*"))):
+            raise UserError(f"{self.path} already exists. Use --resume to continue it, or choose another --out.")
+        parent = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
+        if not parent.is_dir():
+            raise UserError(f"{self.path}: {parent} is a file, not a folder. Choose another --out.")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise UserError(f"{self.path}: no permission to write to {parent}. Choose another --out.")
+
+    def write_config(self, config: Config) -> None:
+        """Write the resolved configuration; a resumed run must have the same."""
+        if self.config_file.exists():
+            changed = differences(self.read_config(), config)
+            if changed:
+                name, before, now = changed[0]
+                raise UserError(f"{self.path}: cannot resume: {name} was {before!r}, now {now!r}.")
+        write_whole(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
+
+    def append_log(self, entry: dict[str, Any]) -> None:
+        """Add a line to the log."""
+        append_line(self.log_file, json.dumps(entry))
+
+    def read_log(self) -> list[dict[str, Any]]:
+        """The entries of the log, oldest first."""
+        return [entry for _, entry in self._log_lines()]
+
+    def read_epochs(self) -> list[dict[str, Any]]:
+        """The log entries of whole epochs."""
+        return [entry for entry in self.read_log() if "batch" not in entry]
+
+    def read_report(self, name: str) -> Report:
+        """The report in the file ``name`` of the run."""
+        file = self.path / name
+        if not file.is_file():
+            raise UserError(f"{self.path}: there is no {name}; the run is not finished. Continue it with --resume.")
+        try:
+            return Report.from_json(file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{file}: {error}") from error
+
+    def forget_log_after(self, position: Position) -> None:
+        """Drop the entries that a resumed run will write again, and a line that a crash cut short."""
+        if not self.log_file.exists():
+            return
+        kept = []
+        for line, entry in self._log_lines():
+            # An entry without "batch" is that of a whole epoch.
+            done = (entry["epoch"], 0) if "batch" not in entry else (entry["epoch"] - 1, entry["batch"])
+            if done <= (position.epoch, position.batch):
+                kept.append(line + "\n")
+        write_whole(self.log_file, "".join(kept))
+
+    def _log_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The lines of the log that are entries; one that a crash cut short, or that was damaged, is none."""
+        if not self.log_file.exists():
+            return
+        for line in self.log_file.read_text(encoding="utf-8", errors="replace").splitlines():
+            entry = _entry(line)
+            if entry is not None:
+                yield line, entry
+
+
+def differences(before: Config, after: Config) -> list[tuple[str, Any, Any]]:
+    """Settings in which two configurations differ: name, value before, value after."""
+    return _differences(dataclasses.asdict(before), dataclasses.asdict(after), "")
+
+
+def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str) -> list[tuple[str, Any, Any]]:
+    changed = []
+    for key in before.keys() | after.keys():
+        one, other = before.get(key), after.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            changed += _differences(one, other, f"{prefix}{key}.")
+        elif one != other:
+            changed.append((prefix + key, one, other))
+    return sorted(changed, key=lambda entry: entry[0])
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+    numbers = {"epoch": int, "batch": int, "loss": float}
+    found = {"batch": 0, **entry} if isinstance(entry, dict) else {}
+    return entry if all(type(found.get(name)) is kind for name, kind in numbers.items()) else None
