@@ -5,11 +5,13 @@ import doctest
 import pytest
 import torch
 
-from softtriple.metrics import clustering, intervals, ranks, report, retrieval
+from softtriple.metrics import clustering, comparison, evaluate, intervals, ranks, report, retrieval
 
 
 @pytest.mark.parametrize(
-    "module", [intervals, clustering, ranks, report, retrieval], ids=lambda module: module.__name__
+    "module",
+    [clustering, comparison, evaluate, intervals, ranks, report, retrieval],
+    ids=lambda module: module.__name__,
 )
 def test_examples(module):
     result = doctest.testmod(module, extraglobs={"torch": torch})

@@ -94,6 +94,25 @@ def test_many_classes_take_one_run_of_kmeans(monkeypatch):
     assert (runs.restarts, runs.nmi_spread, runs.ami_spread) == (1, None, None)
 
 
+@pytest.mark.parametrize("budget", [1 << 14, 1 << 30])
+def test_a_large_class_does_not_deepen_the_search_of_others(monkeypatch, budget):
+    random = np.random.default_rng(0)
+    labels = torch.from_numpy(np.concatenate([np.zeros(300, int), 1 + random.integers(40, size=200)]))
+    labels = labels[torch.from_numpy(random.permutation(500))]
+    vectors = torch.from_numpy(random.normal(size=(41, 8))[labels] + random.normal(size=(500, 8))).float()
+    candidates, search = [], evaluation.top_rows
+
+    def count(queries, gallery, depth, **options):
+        candidates.append(len(queries) * int(depth.amax()))
+        return search(queries, gallery, depth, **options)
+
+    monkeypatch.setattr(evaluation, "top_rows", count)
+    data = Embeddings(vectors, labels)
+    report = evaluate(data, kmeans_restarts=0, bootstrap=0, memory_budget=budget)
+    assert retrieval(report) == pytest.approx(by_the_book(data, None, (1, 2, 4, 8)), abs=1e-12)
+    assert sum(candidates) < 300 * 299 + 200 * 64
+
+
 def test_one_class_has_no_intervals():
     vectors = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     assert evaluate(Embeddings(vectors, torch.zeros(6, dtype=torch.int64))).intervals == {}
@@ -169,6 +188,39 @@ def test_intervals_hold_the_metrics_and_kmeans_says_its_spread():
     )
 
 
+def test_arrays_lists_and_strings_are_accepted():
+    data = sample(60, 6)
+    options = {"kmeans_restarts": 0, "bootstrap": 0}
+    expected = evaluate(data, **options)
+    names = [f"class {label}" for label in data.labels.tolist()]
+    for vectors, labels in (
+        (data.vectors.numpy(), data.labels.numpy()),
+        (data.vectors, data.labels.int()),
+        (data.vectors.tolist(), data.labels.tolist()),
+        (data.vectors.double().numpy(), names),
+        (data.vectors.numpy(), np.array(names, dtype=object)),
+    ):
+        assert retrieval(evaluate(vectors, labels, **options)) == retrieval(expected)
+    assert list(evaluate(data.vectors, names, **options).recall_per_class) == sorted(set(names))
+
+
+def test_strings_name_the_same_classes_in_queries_and_gallery():
+    queries, gallery = sample(40, 5, seed=1), sample(90, 8, seed=2)
+    names = "hgfedcba"
+    spelled = [[names[label] for label in data.labels.tolist()] for data in (queries, gallery)]
+    report = evaluate(queries.vectors, spelled[0], gallery=gallery.vectors, gallery_labels=spelled[1])
+    assert retrieval(report) == pytest.approx(by_the_book(queries, gallery, (1, 2, 4, 8)), abs=1e-12)
+
+
+def test_results_per_class_average_to_the_report():
+    report = evaluate(sample(), kmeans_restarts=0, recall_at=(2, 5))
+    results = report.per_class.values()
+    total = sum(result.queries for result in results)
+    assert total == report.num_queries - report.num_without_positives
+    assert sum(r.queries * r.recall_at_1 for r in results) / total == pytest.approx(report.precision_at_1)
+    assert sum(r.queries * r.map_at_r for r in results) / total == pytest.approx(report.map_at_r)
+
+
 def test_double_and_half_precision_vectors_are_accepted():
     data = sample()
     expected = retrieval(evaluate(data, kmeans_restarts=0, bootstrap=0))
@@ -194,6 +246,21 @@ def test_double_and_half_precision_vectors_are_accepted():
         (lambda: evaluate(sample(), kmeans_restarts=-1), "kmeans_restarts = -1"),
         (lambda: evaluate(sample(), bootstrap=-1), "bootstrap = -1"),
         (lambda: evaluate(sample(dim=16), gallery=sample(dim=8)), "gallery: 8 dimensions"),
+        (lambda: evaluate(np.ones((3, 2))), "got ndarray without labels"),
+        (lambda: evaluate(np.ones((3, 2)), [0, 1]), "labels: expected 3"),
+        (
+            lambda: evaluate(np.ones((3, 2)), [0.5, 1, 2]),
+            "labels: expected one integer or string per vector, got float",
+        ),
+        (lambda: evaluate(np.ones((3, 2)), ["a", None, "b"]), "labels: expected one integer or string"),
+        (lambda: evaluate(["a", "b"], [0, 1]), "embeddings: expected rows of numbers"),
+        (lambda: evaluate(sample(), torch.zeros(300)), "do not pass labels"),
+        (lambda: evaluate(sample(), gallery=np.ones((3, 16)), gallery_labels=[0, 0, 1]), "both as Embeddings"),
+        (lambda: evaluate(np.ones((2, 2)), [0, 0], gallery_labels=[0]), "gallery_labels without a gallery"),
+        (
+            lambda: evaluate(np.ones((2, 2)), [0, 0], gallery=np.ones((2, 2)), gallery_labels=["a", "b"]),
+            "one are strings, the other integers",
+        ),
     ],
 )
 def test_wrong_input_is_named(make, message):

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softtriple.metrics import ranks
 from softtriple.metrics.ranks import first_hit_ranks
-from softtriple.search import nearest, similarity
+from softtriple.search import knn, nearest
 
 
 def by_the_book(queries, labels, gallery=None, gallery_labels=None):
@@ -34,12 +33,12 @@ def crowded(count, dim, distinct, num_classes, seed):
 
 @pytest.fixture(params=[2048, 8], ids=["one tile", "many tiles"])
 def tile(request, monkeypatch):
-    monkeypatch.setattr(similarity, "TILE", request.param)
+    monkeypatch.setattr(knn, "TILE", request.param)
 
 
 @pytest.fixture(params=[False, True], ids=["float32", "bfloat16"])
 def coarse(request, monkeypatch):
-    monkeypatch.setattr(ranks, "coarse_pays", lambda queries, gallery: request.param)
+    monkeypatch.setattr(knn, "coarse_pays", lambda queries, gallery: request.param)
 
 
 @settings(deadline=None, max_examples=200)
@@ -52,7 +51,7 @@ def test_integer_vectors_with_ties(data, coarse):
         vectors, labels = zip(*data.draw(st.lists(item, min_size=1, max_size=14)), strict=True)
         sets.append((torch.tensor(vectors, dtype=torch.float32), torch.tensor(labels)))
     (queries, labels), (gallery, gallery_labels) = sets
-    with mock.patch.object(ranks, "coarse_pays", return_value=coarse):
+    with mock.patch.object(knn, "coarse_pays", return_value=coarse):
         assert first_hit_ranks(queries, labels).equal(by_the_book(queries, labels))
         found = first_hit_ranks(queries, labels, gallery=gallery, gallery_labels=gallery_labels)
     assert found.equal(by_the_book(queries, labels, gallery, gallery_labels))

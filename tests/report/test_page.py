@@ -11,13 +11,18 @@ from hypothesis import strategies as st
 from PIL import Image as PillowImage
 from tests.report.html_tree import parse, text
 
-from softtriple.metrics import KMeansRuns, Report
+from softtriple.metrics import ClassResult, KMeansRuns, Report
 from softtriple.report.page import CenterGroup, ClassCenters, Found, Method, Page, Retrieved, render_page
 
 RANDOM = np.random.default_rng(0)
 GLYPH = RANDOM.integers(256, size=(32, 24, 3), dtype=np.uint8)
 PHOTO = RANDOM.integers(256, size=(300, 200, 3), dtype=np.uint8)
 DRAWING = np.kron(np.eye(2, dtype=np.uint8)[..., None], np.full((60, 60, 3), 255, np.uint8))
+
+
+def per_class(**recall: float) -> dict[str, ClassResult]:
+    return {name: ClassResult(queries=4, recall_at_1=share, map_at_r=share) for name, share in recall.items()}
+
 
 REPORT = Report(
     recall={1: 0.5, 8: 0.75},
@@ -31,9 +36,9 @@ REPORT = Report(
     num_classes=2,
     kmeans=KMeansRuns(seed=0, restarts=5, objective=1.5, nmi_spread=0.01, ami_spread=0.02),
     intervals={"recall@1": (0.4, 0.6)},
-    recall_per_class={"a": 0.25, "b": 0.75},
+    per_class=per_class(a=0.25, b=0.75),
 )
-BARE = replace(REPORT, nmi=None, ami=None, kmeans=None, intervals={}, recall_per_class={})
+BARE = replace(REPORT, nmi=None, ami=None, kmeans=None, intervals={}, per_class={})
 
 
 def retrieved(*same_class, picture=GLYPH):
@@ -175,8 +180,8 @@ def test_charts_only_for_what_there_is():
 
 
 def test_hardest_classes_come_first_and_end_at_ten():
-    a = replace(NOTHING, report=replace(BARE, recall_per_class={f"c{n:02}": n / 20 for n in range(20)}))
-    b = replace(NOTHING, report=replace(BARE, recall_per_class={"c00": 1.0, "only here": 0.0}))
+    a = replace(NOTHING, report=replace(BARE, per_class=per_class(**{f"c{n:02}": n / 20 for n in range(20)})))
+    b = replace(NOTHING, report=replace(BARE, per_class=per_class(**{"c00": 1.0, "only here": 0.0})))
     alone = table_rows(page_of(a), 1)
     assert [row[0] for row in alone] == ["Class"] + [f"c{n:02}" for n in range(10)]
     assert alone[2] == ["c01", "5.00"]
@@ -214,7 +219,7 @@ def page_saying(words):
     found = (Found(words, words, 0.5, False), Found(GLYPH, words, 0.5, True))
     method = Method(
         words,
-        replace(REPORT, recall_per_class={words: 0.5}),
+        replace(REPORT, per_class=per_class(**{words: 0.5})),
         (),
         (),
         (Retrieved(words, words, found), Retrieved(GLYPH, words, found)),

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from softtriple.search import knn, similarity
-from softtriple.search.knn import Neighbors, TopK, nearest
-from softtriple.search.similarity import tiles
+from softtriple.errors import UserError
+from softtriple.search import knn
+from softtriple.search.knn import Margin, Neighbors, exact_pairs, nearest, tile_side, tiles, top_rows
 
 
 def by_the_book(queries, gallery, k, exclude_self=False):
@@ -30,17 +30,28 @@ def crowded(count, dim, distinct, seed):
     return pool[random.integers(distinct, size=count)]
 
 
-def search_by_tiles(self):
-    for tile in tiles(self.queries, self.gallery, self.memory_budget, self_at=self.self_at):
-        self.update(tile)
-
-
-@pytest.fixture(params=[None, 2048, 5], ids=["faiss", "one tile", "many tiles"])
+@pytest.fixture(params=["faiss", "float32 tiles", "small tiles", "bfloat16", "small bfloat16"])
 def engine(request, monkeypatch):
-    """On a CPU faiss finds the candidates; tiles, as on a GPU and in an evaluation, must find the same."""
-    if request.param is not None:
-        monkeypatch.setattr(similarity, "TILE", request.param)
-        monkeypatch.setattr(TopK, "search", search_by_tiles)
+    """On a CPU faiss finds the candidates; tiles, as on a GPU, and products in bfloat16 must find the same."""
+    if request.param == "faiss":
+        return
+    if "small" in request.param:
+        monkeypatch.setattr(knn, "TILE", 5)
+    use(monkeypatch, coarse="bfloat16" in request.param)
+
+
+def use(monkeypatch, coarse):
+    """Let every search draw its candidates from tiles."""
+    search, tiled = knn.top_rows, knn._tiled_candidates
+
+    def flat_by_tiles(queries, gallery, width, own):
+        return tiled(tiles(queries, gallery, 1 << 20, own=own), queries, width)
+
+    def forced(*arguments, **options):
+        return search(*arguments, **{"coarse": coarse or None, **options})
+
+    monkeypatch.setattr(knn, "_flat_candidates", flat_by_tiles)
+    monkeypatch.setattr(knn, "top_rows", forced)
 
 
 @settings(deadline=None, max_examples=150)
@@ -97,19 +108,37 @@ def test_result_does_not_depend_on_the_memory_budget():
 
 
 def test_candidates_stay_within_the_memory_budget(monkeypatch):
-    kept = []
+    kept, pairs = [], knn.exact_pairs
 
-    def search(self):
-        kept.append(self.values.numel())
-        search_by_tiles(self)
+    def count(queries, gallery, rows, cols, budget):
+        kept.append(len(rows))
+        return pairs(queries, gallery, rows, cols, budget)
 
-    monkeypatch.setattr(TopK, "search", search)
-    items = crowded(150, 8, 100, 0)
+    monkeypatch.setattr(knn, "exact_pairs", count)
+    items = unit(150, 8)
     budget = 100 * 1000
     found = nearest(items, items, 50, exclude_self=True, memory_budget=budget)
     assert found.rows.equal(by_the_book(items, items, 50, exclude_self=True))
     assert max(kept) * knn.CANDIDATE_BYTES <= budget / 2
     assert sum(kept) == 150 * 53
+
+
+def test_bfloat16_that_settles_nothing_is_searched_again(monkeypatch):
+    # Similarities differ by less than bfloat16 can tell, and by less than its bound.
+    random = np.random.default_rng(1)
+    items = torch.from_numpy(random.normal(size=256) + 3e-3 * random.normal(size=(300, 256))).float()
+    items = torch.nn.functional.normalize(items, dim=1)
+    depth = torch.full((300,), 5)
+    modes, search = [], knn.top_rows
+
+    def record(*arguments, **options):
+        modes.append(options["coarse"])
+        return search(*arguments, **options)
+
+    monkeypatch.setattr(knn, "top_rows", record)
+    rows, _ = knn.top_rows(items, items, depth, own=torch.arange(300), memory_budget=1 << 20, coarse=True)
+    assert modes == [True, False]
+    assert rows.equal(by_the_book(items, items, 5, exclude_self=True))
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
@@ -143,16 +172,47 @@ def test_a_row_is_not_its_own_neighbour_but_its_copy_is():
     assert nearest(items, items, 1, exclude_self=True).rows.tolist() == [[1], [0], [0]]
 
 
-def test_each_query_has_its_own_depth():
+@pytest.mark.parametrize("coarse", [False, True])
+def test_each_query_has_its_own_depth(coarse):
     items = crowded(50, 6, 30, 3)
     depth = torch.arange(50) % 5
-    top = TopK(items, items, depth, 1 << 20, self_at=0)
-    for tile in tiles(items, None, 1 << 20):
-        top.update(tile)
-    rows = top.neighbors().rows
+    rows, _ = top_rows(items, items, depth, own=torch.arange(50), memory_budget=1 << 20, coarse=coarse)
     expected = by_the_book(items, items, 4, exclude_self=True)
     for query, wanted in enumerate(depth.tolist()):
         assert rows[query, :wanted].equal(expected[query, :wanted])
+
+
+@pytest.mark.parametrize("coarse", [False, True])
+def test_some_of_the_items_search_all_of_them(coarse):
+    items = crowded(80, 16, 40, 3)
+    own = torch.tensor([3, 4, 20, 61, 79])
+    rows, _ = top_rows(items[own], items, torch.full((5,), 6), own=own, memory_budget=1 << 20, coarse=coarse)
+    assert rows.equal(by_the_book(items, items, 6, exclude_self=True)[own])
+
+
+def test_numpy_gives_numpy_and_lists_give_tensors():
+    items = crowded(20, 8, 20, 0)
+    expected = nearest(items, items, 3)
+    found = nearest(items.numpy(), items.double().numpy(), 3)
+    assert isinstance(found.rows, np.ndarray)
+    np.testing.assert_array_equal(found.rows, expected.rows)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    assert nearest(items.tolist(), items.tolist(), 3).rows.equal(expected.rows)
+
+
+@pytest.mark.parametrize("wrong", [["a", "b"], [1.0, 2.0], "text", None, [[1.0], [1.0, 2.0]]])
+def test_what_is_not_rows_of_numbers_is_named(wrong):
+    with pytest.raises(UserError, match="gallery: expected rows of numbers"):
+        nearest(torch.ones(1, 2), wrong, 1)
+
+
+def test_no_cosine_is_above_one():
+    items = crowded(200, 7, 200, 0)
+    products = (items.double() ** 2).sum(dim=1)
+    assert (products > 1 + 1e-8).any(), "too easy to tell anything"
+    assert nearest(items, items, 1).scores.max() == 1
+    assert nearest(-items, items, 200).scores.min() == -1
+    assert nearest(3 * items, items, 1).scores.min() > 2.9, "inner products of other vectors stay as they are"
 
 
 def test_precision_of_matrix_products_allowed_for_training_changes_nothing_and_stays():
@@ -178,6 +238,81 @@ def test_precision_of_matrix_products_allowed_for_training_changes_nothing_and_s
 def test_wrong_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         nearest(torch.ones(3, 2), **{"gallery": torch.ones(3, 2), **arguments})
+
+
+def unit(count, dim, seed=0):
+    values = torch.from_numpy(np.random.default_rng(seed).normal(size=(count, dim))).float()
+    return torch.nn.functional.normalize(values, dim=1)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 31, 64, 1000])
+def test_similarity_of_a_pair_does_not_depend_on_where_it_stands(dim):
+    items = unit(50, dim)
+    copies = items[torch.arange(700) % 50]
+    rows, cols = torch.randint(700, (2, 5000), generator=torch.Generator().manual_seed(0))
+    scores = exact_pairs(copies, copies, rows, cols, 1 << 30)
+    assert scores.equal(exact_pairs(copies, copies, cols, rows, 1 << 30))
+    assert scores.equal(exact_pairs(items, items, rows % 50, cols % 50, 1 << 12))
+    alone = torch.cat(
+        [
+            exact_pairs(items, items, r, c, 1 << 30)
+            for r, c in zip((rows % 50).split(1), (cols % 50).split(1), strict=True)
+        ]
+    )
+    assert scores.equal(alone)
+
+
+@pytest.mark.parametrize("dim", [2, 64, 1000])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_error_bound_holds(dim, scale):
+    items = unit(200, dim) * scale
+    exact = items.double() @ items.double().T
+    error = float(((items @ items.T).double() - exact).abs().max())
+    assert error <= Margin.of(items, items, coarse=False).bound <= 1e-4 * scale**2
+
+
+@pytest.mark.parametrize("dim", [2, 64, 1000])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_coarse_tiles_compare_to_rounded_thresholds_as_the_bound_says(dim, scale):
+    items = unit(200, dim) * scale
+    exact = (items.double() @ items.double().T).fill_diagonal_(-torch.inf)
+    margin = Margin.of(items, items, coarse=True)
+    assert margin.bound < 0.01 * scale**2
+    for threshold in torch.linspace(-scale, scale, 21).double() * scale:
+        surely, perhaps = margin.above(threshold), margin.below(threshold)
+        for rows, cols, values in tiles(items, None, 1 << 20, coarse=True):
+            assert (exact[rows, cols][values > surely] > threshold).all()
+            assert (exact[rows, cols][values < perhaps] < threshold).all()
+
+
+@pytest.mark.parametrize("budget", [1, 96 * 49, 1 << 30])
+def test_tiles_cover_every_pair_once(budget):
+    items, others = unit(20, 4), unit(13, 4, seed=1)
+    among, across, shifted = torch.zeros(20, 20), torch.zeros(20, 13), torch.zeros(6, 20)
+    for rows, cols, values in tiles(items, None, budget):
+        among[rows, cols] += values
+    for rows, cols, values in tiles(items, others, budget):
+        across[rows, cols] += values
+    for rows, cols, values in tiles(items[5:11], items, budget, own=torch.arange(5, 11)):
+        shifted[rows, cols] += values
+    expected = (items @ items.T).fill_diagonal_(-torch.inf)
+    assert torch.allclose(among, expected, atol=1e-6)
+    assert torch.allclose(across, items @ others.T, atol=1e-6)
+    assert torch.allclose(shifted, expected[5:11], atol=1e-6)
+
+
+def test_a_tile_and_its_pairs_fit_the_budget():
+    for budget in (1 << 10, 1 << 20, 1 << 26):
+        assert 96 * tile_side(budget) ** 2 <= budget
+
+
+def test_readers_of_a_tile_have_the_precision_that_they_set():
+    vectors = torch.eye(3)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert [torch.get_float32_matmul_precision() for _ in tiles(vectors, None, 0)] == ["medium"] * 9
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_docstring_examples():

@@ -4,8 +4,12 @@ from softtriple.metrics.clustering import Clustering as Clustering
 from softtriple.metrics.clustering import ami as ami
 from softtriple.metrics.clustering import kmeans as kmeans
 from softtriple.metrics.clustering import nmi as nmi
+from softtriple.metrics.comparison import Difference as Difference
+from softtriple.metrics.comparison import difference_intervals as difference_intervals
+from softtriple.metrics.comparison import format_comparison as format_comparison
 from softtriple.metrics.intervals import class_intervals as class_intervals
 from softtriple.metrics.ranks import first_hit_ranks as first_hit_ranks
+from softtriple.metrics.report import ClassResult as ClassResult
 from softtriple.metrics.report import KMeansRuns as KMeansRuns
 from softtriple.metrics.report import Report as Report
 from softtriple.metrics.report import format_table as format_table

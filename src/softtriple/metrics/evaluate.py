@@ -5,33 +5,38 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from softtriple import dist
+from softtriple.errors import UserError
 from softtriple.metrics.clustering import ami, kmeans, nmi
 from softtriple.metrics.intervals import class_intervals
-from softtriple.metrics.ranks import ByClass, FirstHit
-from softtriple.metrics.report import KMeansRuns, Report
+from softtriple.metrics.ranks import NO_POSITIVE, ByClass, count_ranks
+from softtriple.metrics.report import ClassResult, KMeansRuns, Report
 from softtriple.metrics.retrieval import average_precision_at_r, r_precision_per_query
-from softtriple.search.knn import SPARE, TopK, query_blocks
-from softtriple.search.similarity import Tile, tiles
+from softtriple.search.knn import as_rows, query_blocks, top_rows
 
-# Beyond so many classes an iteration of k-means takes seconds, and runs differ little, because what is chance in one
-# cluster averages out over thousands: one run, which stops when an iteration gains less than a hundredth.
+# With more classes an iteration of k-means takes seconds, and runs differ little because chance averages out over
+# thousands of clusters: one run, which stops when an iteration gains less than one percent.
 _MANY_CLASSES = 1000
+# Queries with at most this many positives are searched together. Larger numbers are grouped by powers of two, so that
+# one large class does not make every query collect as many candidates.
+_SHALLOW = 64
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
     """A vector and a class for every item, on one device.
 
-    Vectors need not have unit length. A vector of zeros is allowed: its similarity to everything is 0. NaN and
-    infinite numbers are not.
+    Vectors need not have unit length. A zero vector is allowed: its similarity to everything is 0. NaN and infinite
+    numbers are not.
     """
 
     vectors: Tensor  # (items, dim), floating-point
@@ -43,19 +48,19 @@ class Embeddings:
         vectors, labels = self.vectors, self.labels
         if vectors.ndim != 2 or not vectors.is_floating_point() or vectors.numel() == 0:
             shape = tuple(vectors.shape)
-            raise ValueError(f"vectors: expected rows of floating-point numbers, got {shape} {vectors.dtype}")
+            raise UserError(f"vectors: expected rows of floating-point numbers, got shape {shape} of {vectors.dtype}")
         if labels.shape != vectors.shape[:1] or labels.is_floating_point() or labels.dtype == torch.bool:
             shape = tuple(labels.shape)
-            raise ValueError(f"labels: expected {len(vectors)} integers, one a vector, got {shape} {labels.dtype}")
+            raise UserError(f"labels: expected {len(vectors)} integers, one per vector, got {shape} of {labels.dtype}")
         if self.paths is not None and len(self.paths) != len(vectors):
-            raise ValueError(f"paths: expected {len(vectors)}, one a vector, got {len(self.paths)}")
+            raise UserError(f"paths: expected {len(vectors)}, one per vector, got {len(self.paths)}")
         least, most = int(labels.min()), int(labels.max())
         if self.class_names and not 0 <= least <= most < len(self.class_names):
-            raise ValueError(f"class_names: {len(self.class_names)} names do not cover labels {least} to {most}")
-        # The sum of a row is finite unless a number of it is not, and needs no copy of the vectors.
+            raise UserError(f"class_names: {len(self.class_names)} names do not cover labels {least} to {most}")
+        # A row's sum is finite if and only if its numbers are, and takes no copy of the vectors.
         broken = (~vectors.sum(dim=1, dtype=torch.float64).isfinite()).nonzero()[:, 0]
         if len(broken):
-            raise ValueError(
+            raise UserError(
                 f"vectors: {len(broken)} rows hold NaN or infinite numbers, the first is row {int(broken[0])}"
             )
 
@@ -65,9 +70,11 @@ class Embeddings:
 
 
 def evaluate(
-    embeddings: Embeddings,
+    embeddings: Any,
+    labels: Any = None,
     *,
-    gallery: Embeddings | None = None,
+    gallery: Any = None,
+    gallery_labels: Any = None,
     recall_at: Sequence[int] = (1, 2, 4, 8),
     kmeans_restarts: int | None = None,
     seed: int = 0,
@@ -76,35 +83,44 @@ def evaluate(
 ) -> Report:
     """Every metric of `Report` for ``embeddings`` searched among themselves, or in ``gallery``.
 
-    ``kmeans_restarts`` is 5, or 1 beyond a thousand classes, unless given; 0 leaves out NMI and AMI. ``bootstrap`` is
-    the number of resamples for the intervals; 0, or a single class, leaves them out. Working memory stays within about
-    ``memory_budget`` bytes, besides one unit-length copy of the vectors. ``seed`` fixes k-means and bootstrap.
+    ``embeddings`` are an `Embeddings` value, or vectors (an array, tensor or list of rows) with ``labels`` (integers or
+    strings, one per vector); likewise ``gallery`` and ``gallery_labels``. ``kmeans_restarts`` defaults to 5, or to 1
+    beyond a thousand classes; 0 skips NMI and AMI. ``bootstrap`` is the number of resamples for the intervals; 0, or a
+    single class, skips them. Working memory stays within about ``memory_budget`` bytes, besides one normalised copy of
+    the vectors. ``seed`` fixes k-means and bootstrap.
 
-    Over several ranks each has all vectors and calls it; they share the work, and all have the report of one process.
+    In a distributed job every rank passes all vectors; the ranks share the work and return the same report as a single
+    process would.
+
+    Example:
+        >>> report = evaluate([[1.0, 0.1], [1.0, 0.0], [0.0, 1.0], [0.1, 1.0]], ["cat", "cat", "dog", "dog"])
+        >>> report.recall[1], report.recall_per_class
+        (1.0, {'cat': 1.0, 'dog': 1.0})
     """
     if not recall_at or min(recall_at) < 1:
-        raise ValueError(f"recall_at = {tuple(recall_at)}: give at least one rank, each at least 1")
+        raise UserError(f"recall_at = {tuple(recall_at)}: give at least one rank, each at least 1")
     if kmeans_restarts is not None and kmeans_restarts < 0:
-        raise ValueError(f"kmeans_restarts = {kmeans_restarts}: give 0 or more")
+        raise UserError(f"kmeans_restarts = {kmeans_restarts}: give 0 or more")
     if bootstrap < 0:
-        raise ValueError(f"bootstrap = {bootstrap}: give 0 or more")
-    if gallery is not None and gallery.vectors.shape[1] != embeddings.vectors.shape[1]:
-        raise ValueError(
-            f"gallery: {gallery.vectors.shape[1]} dimensions, but the queries have {embeddings.vectors.shape[1]}"
+        raise UserError(f"bootstrap = {bootstrap}: give 0 or more")
+    asked, searched = _as_embeddings(embeddings, labels, gallery, gallery_labels)
+    if searched is not None and searched.vectors.shape[1] != asked.vectors.shape[1]:
+        raise UserError(
+            f"gallery: {searched.vectors.shape[1]} dimensions, but the queries have {asked.vectors.shape[1]}"
         )
     seconds: dict[str, float] = {}
     with _timed(seconds, "ranking"):
-        queries = ByClass.sort(_unit(embeddings.vectors), embeddings.labels)
-        items = None if gallery is None else ByClass.sort(_unit(gallery.vectors), gallery.labels)
+        queries = ByClass.sort(_unit(asked.vectors), asked.labels)
+        items = queries if searched is None else ByClass.sort(_unit(searched.vectors), searched.labels)
         ranking = _rank(queries, items, memory_budget)
-        found = ranking.positives > 0
-        if not found.any():
-            raise ValueError("no query has another item of its class to find: every class would need two items")
-        ranks, labels = ranking.first_hit[found], queries.labels[found]
+        answerable = ranking.positives > 0
+        if not answerable.any():
+            raise UserError("no query has another item of its class to find: at least one class needs two items")
+        ranks, classes = ranking.first_hit[answerable], queries.labels[answerable]
         values = {f"recall@{k}": (ranks <= k).double() for k in sorted(set(recall_at))}
         values["precision_at_1"] = (ranks == 1).double()
-        values["r_precision"] = ranking.r_precision[found]
-        values["map_at_r"] = ranking.average_precision[found]
+        values["r_precision"] = ranking.r_precision[answerable]
+        values["map_at_r"] = ranking.average_precision[answerable]
         means = {name: column.mean().item() for name, column in values.items()}
     num_classes = len(torch.unique(queries.labels))
     with _timed(seconds, "clustering"):
@@ -113,8 +129,8 @@ def evaluate(
         runs = _cluster(queries, num_classes, kmeans_restarts, seed) if kmeans_restarts else None
     with _timed(seconds, "intervals"):
         columns = torch.stack(list(values.values()), dim=1)
-        several = bootstrap and len(torch.unique(labels)) > 1  # one class says nothing of how classes differ
-        intervals = class_intervals(columns, labels, resamples=bootstrap, seed=seed) if several else []
+        several = bootstrap and len(torch.unique(classes)) > 1  # one class does not show how classes differ
+        intervals = class_intervals(columns, classes, resamples=bootstrap, seed=seed) if several else []
     return Report(
         recall={k: means[f"recall@{k}"] for k in sorted(set(recall_at))},
         precision_at_1=means["precision_at_1"],
@@ -123,19 +139,63 @@ def evaluate(
         nmi=runs.nmi if runs else None,
         ami=runs.ami if runs else None,
         num_queries=len(queries.labels),
-        num_gallery=len((items or queries).labels),
+        num_gallery=len(items.labels),
         num_classes=num_classes,
-        num_without_positives=int((~found).sum()),
-        num_zero_vectors=_count_zero(embeddings) + (_count_zero(gallery) if gallery else 0),
+        num_without_positives=int((~answerable).sum()),
+        num_zero_vectors=_count_zero(asked) + (_count_zero(searched) if searched else 0),
         kmeans=runs.summary if runs else None,
         intervals=dict(zip(values, intervals, strict=True)) if intervals else {},
-        recall_per_class=_recall_per_class(embeddings, values[f"recall@{min(recall_at)}"], labels),
+        per_class=_per_class(asked, classes, values["precision_at_1"], values["map_at_r"]),
         seconds=seconds,
     )
 
 
+def _as_embeddings(
+    vectors: Any, labels: Any, gallery: Any, gallery_labels: Any
+) -> tuple[Embeddings, Embeddings | None]:
+    """Queries and gallery as values whose labels number the same classes."""
+    for name, given, its_labels in (("embeddings", vectors, labels), ("gallery", gallery, gallery_labels)):
+        if isinstance(given, Embeddings) and its_labels is not None:
+            raise UserError(f"{name} is an Embeddings value, which has labels: do not pass labels as well")
+        if given is not None and not isinstance(given, Embeddings) and its_labels is None:
+            raise UserError(f"{name}: got {type(given).__name__} without labels; pass labels, one per vector")
+    if gallery is None and gallery_labels is not None:
+        raise UserError("gallery_labels without a gallery: pass both or neither")
+    if isinstance(vectors, Embeddings) and (gallery is None or isinstance(gallery, Embeddings)):
+        return vectors, gallery
+    if isinstance(vectors, Embeddings) or isinstance(gallery, Embeddings):
+        raise UserError("embeddings and gallery: pass both as Embeddings, or both as vectors and labels")
+    sides = [("labels", vectors, labels)]
+    if gallery is not None:
+        sides.append(("gallery_labels", gallery, gallery_labels))
+    arrays = [_label_array(values, name) for name, _, values in sides]
+    names: tuple[str, ...] = ()
+    if any(array.dtype.kind == "U" for array in arrays):
+        if len({array.dtype.kind for array in arrays}) > 1:
+            raise UserError("labels and gallery_labels: one are strings, the other integers")
+        distinct, codes = np.unique(np.concatenate(arrays), return_inverse=True)
+        names = tuple(distinct.tolist())
+        arrays = np.split(codes, [len(arrays[0])])[: len(arrays)]
+    made = []
+    for (name, side, _), array in zip(sides, arrays, strict=True):
+        rows = as_rows(side, "embeddings" if name == "labels" else "gallery")
+        numbers = torch.from_numpy(array.astype(np.int64)).to(rows.device)
+        made.append(Embeddings(rows, numbers, class_names=names))
+    return made[0], made[1] if len(made) > 1 else None
+
+
+def _label_array(labels: Any, name: str) -> NDArray[Any]:
+    """Labels as an array of integers or of strings."""
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.dtype.kind == "O" and all(isinstance(label, str) for label in array.flat):
+        array = array.astype(np.str_)
+    if array.ndim != 1 or array.dtype.kind not in "iuU":
+        raise UserError(f"{name}: expected one integer or string per vector, got {array.dtype} of shape {array.shape}")
+    return array
+
+
 class _Ranking(NamedTuple):
-    """What the metrics need to know of each query, in the order of the queries."""
+    """What the metrics need to know about each query, in the order of the queries."""
 
     positives: Int[Tensor, " queries"]
     first_hit: Int[Tensor, " queries"]
@@ -143,71 +203,45 @@ class _Ranking(NamedTuple):
     average_precision: Float[Tensor, " queries"]
 
 
-def _rank(queries: ByClass, gallery: ByClass | None, memory_budget: int) -> _Ranking:
-    items = queries if gallery is None else gallery
-    first, last = (torch.searchsorted(items.labels, queries.labels, right=right) for right in (False, True))
-    positives = last - first - (1 if gallery is None else 0)
-    own = dist.share(len(positives))  # each rank finds the neighbours of its queries, and counts in its tiles
+def _rank(queries: ByClass, items: ByClass, memory_budget: int) -> _Ranking:
+    """Rank the items for this process's share of the queries, and gather the results of all ranks.
 
-    def top_k(part: slice) -> TopK:
-        self_at = part.start if gallery is None else None
-        vectors, depth = queries.vectors[part], positives[part]
-        return TopK(vectors, items.vectors, depth, memory_budget, self_at=self_at, ids=items.rows)
-
-    first_hit = FirstHit(queries, gallery, memory_budget)
-    # Neighbours from the tiles of the rank count save products of their own but select more slowly than faiss. That
-    # pays in 512 dimensions up to about 60 candidates, in 128 for a handful at most, and in 64 never.
-    deepest = int(positives.amax())
-    blocks = [_shifted(block, own.start) for block in query_blocks(len(positives[own]), deepest, memory_budget)]
-    alone = dist.world_size() == 1
-    shares = alone and len(blocks) == 1 and 16 * (deepest + SPARE) <= items.vectors.shape[1]
-    shared = top_k(blocks[0]) if shares else None
-    for tile in _own_tiles(queries.vectors, None if gallery is None else gallery.vectors, memory_budget // 2):
-        first_hit.update(tile)
-        if shared is not None:
-            shared.update(tile)
-
-    dist.sum_(first_hit.before)
-
-    labels_by_row = items.unsort(items.labels)
-    r_precision, average_precision = [], []
-    for part in blocks:
-        top = shared
-        if top is None:
-            top = top_k(part)
-            top.search()
-        relevance = labels_by_row[top.neighbors().rows], queries.labels[part], positives[part]
-        r_precision.append(r_precision_per_query(*relevance))
-        average_precision.append(average_precision_at_r(*relevance))
-    found = (dist.gather_rows(torch.cat(values)) for values in (r_precision, average_precision))
-    return _Ranking(positives, first_hit.ranks(), *found)
-
-
-def _own_tiles(
-    queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"] | None, memory_budget: int
-) -> Iterator[Tile]:
-    """This rank's part of all tiles: rows of queries, in one process all of them.
-
-    Without a gallery the upper triangle is divided into runs of rows of equal area, and each tile beside the diagonal
-    handed out as its transpose too.
+    A query's first R neighbours give R-precision and MAP@R, and the rank of the first hit if there is one among them.
+    For the other queries it is counted.
     """
-    if gallery is not None:
-        own = dist.share(len(queries))
-        for tile in tiles(queries[own], gallery, memory_budget):
-            yield Tile(_shifted(tile.rows, own.start), tile.cols, tile.values)
-        return
-    bounds = (dist.rank(), dist.rank() + 1)
-    start, stop = (round(len(queries) * (1 - (1 - bound / dist.world_size()) ** 0.5)) for bound in bounds)
-    for tile in tiles(queries[start:stop], None, memory_budget):
-        yield Tile(_shifted(tile.rows, start), _shifted(tile.cols, start), tile.values)
-    for tile in tiles(queries[start:stop], queries[stop:], memory_budget):
-        rows, cols = _shifted(tile.rows, start), _shifted(tile.cols, stop)
-        yield Tile(rows, cols, tile.values)
-        yield Tile(cols, rows, tile.values.T)
+    among = queries is items
+    first, last = (torch.searchsorted(items.labels, queries.labels, right=right) for right in (False, True))
+    positives = last - first - int(among)
+    share = dist.share(len(positives))
+    rows = torch.arange(share.start, share.stop, device=positives.device)
+    first_hit = torch.full_like(rows, NO_POSITIVE)
+    r_precision, average_precision = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
+    labels_by_row = items.unsort(items.labels)
+    for part in _groups(positives[share], memory_budget):
+        asked, depth = rows[part], positives[share][part]
+        vectors = queries.vectors if len(asked) == len(positives) else queries.vectors[asked]
+        own = asked if among else None
+        best = top_rows(vectors, items.vectors, depth, own=own, ids=items.rows, memory_budget=memory_budget)
+        relevance = labels_by_row[best.rows], queries.labels[asked], depth
+        r_precision[part] = r_precision_per_query(*relevance)
+        average_precision[part] = average_precision_at_r(*relevance)
+        within = torch.arange(best.rows.shape[1], device=rows.device) < depth[:, None]
+        hits = (relevance[0] == relevance[1][:, None]) & within
+        if hits.shape[1]:
+            first_hit[part] = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, NO_POSITIVE)
+    unknown = ((first_hit == NO_POSITIVE) & (positives[share] > 0)).nonzero()[:, 0]
+    asked = rows[unknown]
+    first_hit[unknown] = count_ranks(queries.take(asked), items, asked if among else None, memory_budget)
+    return _Ranking(positives, *map(dist.gather_rows, (first_hit, r_precision, average_precision)))
 
 
-def _shifted(run: slice, by: int) -> slice:
-    return slice(run.start + by, run.stop + by)
+def _groups(positives: Int[Tensor, " queries"], memory_budget: int) -> Iterator[Int[Tensor, " some"]]:
+    """Queries with similar numbers of positives, so few at a time that their neighbours fit the budget."""
+    levels = (positives.clamp(min=_SHALLOW) / _SHALLOW).log2().ceil().int()
+    for level in torch.unique(levels).tolist():
+        chosen = (levels == level).nonzero()[:, 0]
+        for part in query_blocks(len(chosen), int(positives[chosen].amax()), memory_budget):
+            yield chosen[part]
 
 
 class _Clusters(NamedTuple):
@@ -221,8 +255,9 @@ def _cluster(items: ByClass, num_clusters: int, restarts: int, seed: int) -> _Cl
     vectors = items.vectors
 
     def run(restart: int) -> tuple[float, float, float]:
-        found = kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance)
-        return found.objective, nmi(items.labels, found.clusters), ami(items.labels, found.clusters)
+        clustering = kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance)
+        clusters = clustering.clusters
+        return clustering.objective, nmi(items.labels, clusters), ami(items.labels, clusters)
 
     of_ranks = dist.gather_objects([run(restart) for restart in range(restarts)[dist.share(restarts)]])
     objectives, nmis, amis = zip(*itertools.chain.from_iterable(of_ranks), strict=True)
@@ -237,19 +272,26 @@ def _cluster(items: ByClass, num_clusters: int, restarts: int, seed: int) -> _Cl
     return _Clusters(nmis[best], amis[best], summary)
 
 
-def _recall_per_class(
-    embeddings: Embeddings, hits: Float[Tensor, " queries"], labels: Int[Tensor, " queries"]
-) -> dict[str, float]:
-    """Share of hits among the queries of each class."""
+def _per_class(
+    embeddings: Embeddings,
+    labels: Int[Tensor, " queries"],
+    hits: Float[Tensor, " queries"],
+    average_precision: Float[Tensor, " queries"],
+) -> dict[str, ClassResult]:
+    """Means over the queries of each class."""
     classes, index, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-    means = torch.zeros(len(classes), dtype=hits.dtype, device=hits.device).index_add_(0, index, hits) / sizes
-    return {embeddings.class_name(label): mean for label, mean in zip(classes.tolist(), means.tolist(), strict=True)}
+    columns = torch.stack([hits, average_precision], dim=1)
+    means = columns.new_zeros(len(classes), 2).index_add_(0, index, columns) / sizes[:, None]
+    return {
+        embeddings.class_name(label): ClassResult(queries=size, recall_at_1=recall, map_at_r=precision)
+        for label, size, (recall, precision) in zip(classes.tolist(), sizes.tolist(), means.tolist(), strict=True)
+    }
 
 
 def _unit(vectors: Float[Tensor, "items dim"]) -> Float[Tensor, "items dim"]:
-    """Vectors in float32 and of unit length; those of zeros stay as they are."""
+    """Vectors in float32, normalised to unit length; zero vectors stay zero."""
     vectors = vectors.detach()
-    # By the largest number first: squares of very large or small numbers leave the range of float32.
+    # Divide by the largest number first: squares of very large or small numbers leave the range of float32.
     largest = vectors.abs().amax(dim=1, keepdim=True)
     return F.normalize((vectors / largest.where(largest > 0, 1)).float(), dim=1)
 

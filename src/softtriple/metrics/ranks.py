@@ -1,29 +1,21 @@
 """Rank of the first item of the right class, by counting instead of sorting.
 
-The rank of a query's best positive is one plus the number of other-class items that come before it. So Recall@k
-for every k follows from one number a query, and no neighbour list is needed, however large k is. "Before" is the
-order of `softtriple.search.nearest`: by similarity in float64, and by row where similarities are equal.
+The rank of a query's best positive is one plus the number of other-class items that come before it. So Recall@k for
+every k follows from one number per query, and no neighbour list is needed, however large k is. "Before" is the order of
+`softtriple.search.nearest`: by exact similarity, and by row where similarities are equal. As in `softtriple.search.knn`
+matrix products decide what their error bound allows, and `exact_pairs` the rest.
 """
 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from softtriple.search.similarity import (
-    ENTRY_BYTES,
-    Tile,
-    coarse_error_bound,
-    coarse_pays,
-    error_bound,
-    exact_pairs,
-    full_float32,
-    take_rows,
-    tile_side,
-    tiles,
-)
+from softtriple.errors import UserError
+from softtriple.search import knn
+from softtriple.search.knn import ENTRY_BYTES, Margin, Tile, exact_pairs, full_float32, take_rows, tile_side, tiles
 
 # The rank of a query that has no positive.
 NO_POSITIVE = 0
@@ -50,22 +42,20 @@ def first_hit_ranks(
         tensor([2, 0, 2])
     """
     if (gallery is None) != (gallery_labels is None):
-        raise ValueError("gallery and gallery_labels: pass both or neither")
+        raise UserError("gallery and gallery_labels: pass both or neither")
     queries = ByClass.sort(embeddings, labels)
-    items = None if gallery is None or gallery_labels is None else ByClass.sort(gallery, gallery_labels)
-    coarse = coarse_pays(queries.vectors, (items or queries).vectors)
-    first_hit = FirstHit(queries, items, memory_budget, coarse=coarse)
-    for tile in tiles(queries.vectors, None if items is None else items.vectors, memory_budget, coarse=coarse):
-        first_hit.update(tile)
-    return queries.unsort(first_hit.ranks())
+    if gallery is None or gallery_labels is None:
+        own = torch.arange(len(labels), device=labels.device)
+        return queries.unsort(count_ranks(queries, queries, own, memory_budget))
+    return queries.unsort(count_ranks(queries, ByClass.sort(gallery, gallery_labels), None, memory_budget))
 
 
 class ByClass(NamedTuple):
-    """Items in the order of their classes, so that items of one class are neighbours in memory."""
+    """Items sorted by class, so that the items of one class are adjacent."""
 
     vectors: Float[Tensor, "items dim"]
     labels: Int[Tensor, " items"]
-    rows: Int[Tensor, " items"]  # where each item stood before
+    rows: Int[Tensor, " items"]  # position of each item before sorting
 
     @staticmethod
     def sort(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"]) -> "ByClass":
@@ -73,98 +63,99 @@ class ByClass(NamedTuple):
         labels, rows = labels.sort(stable=True)
         return ByClass(vectors[rows], labels, rows)
 
-    def unsort(self, values: Int[Tensor, " items"]) -> Int[Tensor, " items"]:
-        """Bring one value an item back into the order before sorting."""
+    def take(self, chosen: Int[Tensor, " chosen"] | slice) -> "ByClass":
+        """Some of the items, in ascending order."""
+        return ByClass(self.vectors[chosen], self.labels[chosen], self.rows[chosen])
+
+    def unsort(self, values: Shaped[Tensor, " items"]) -> Shaped[Tensor, " items"]:
+        """Bring one value per item back into the order before sorting."""
         result = torch.empty_like(values)
         result[self.rows] = values
         return result
 
 
-class FirstHit:
-    """Counts the items before each query's best positive; a reader of `softtriple.search.similarity.tiles`."""
+def count_ranks(
+    queries: ByClass, items: ByClass, own: Int[Tensor, " queries"] | None, memory_budget: int
+) -> Int[Tensor, " queries"]:
+    """Rank of the first hit of each query, in the order of ``queries``.
 
-    def __init__(self, queries: ByClass, gallery: ByClass | None, memory_budget: int, *, coarse: bool = False) -> None:
-        self.queries = queries
-        self.gallery = queries if gallery is None else gallery
-        self.memory_budget = memory_budget
-        pair = queries.vectors, self.gallery.vectors
-        self.best, self.best_row = _best_positives(queries, gallery, error_bound(*pair), memory_budget)
-        # Above `surely`, a tile proves an item to be before the positive; below `perhaps`, to be behind it.
-        # Without a positive there is nothing to count.
-        threshold = self.best.where(self.best_row >= 0, torch.inf)[:, None]
-        bound, precision = (
-            (coarse_error_bound(*pair), torch.bfloat16) if coarse else (error_bound(*pair), torch.float32)
-        )
-        self.surely = (threshold + bound).to(precision).float()
-        self.perhaps = (threshold - bound).to(precision).float()
-        self.before = torch.zeros_like(queries.rows)
-        side = tile_side(memory_budget)
-        self.flags = queries.vectors.new_empty(min(side, len(queries.rows)) * min(side, len(self.gallery.rows)))
+    ``own`` are the ascending positions of the queries in ``items``, where they are some or all of the items.
+    """
+    pair = queries.vectors, items.vectors
+    best, best_row = _best_positives(queries, items, own, memory_budget)
+    if not len(best):
+        return best_row
+    coarse = knn.coarse_pays(*pair)
+    margin = Margin.of(*pair, coarse=coarse)
+    threshold = best.where(best_row >= 0, torch.inf)[:, None]  # without a positive there is nothing to count
+    surely, perhaps = margin.above(threshold), margin.below(threshold)
+    before = torch.zeros_like(best_row)
+    side = tile_side(memory_budget)
+    flags = queries.vectors.new_empty(min(side, len(best)) * min(side, len(items.rows)))
+    among = own is not None and len(own) == len(items.rows)
+    for tile in tiles(pair[0], None if among else pair[1], memory_budget, own=own, coarse=coarse):
+        rows, above, doubtful, cols = _compare(tile, surely, perhaps, flags)
+        before[rows] += above
+        other = queries.labels[doubtful] != items.labels[cols]
+        doubtful, cols = doubtful[other], cols[other]
+        scores = exact_pairs(*pair, doubtful, cols, memory_budget)
+        tied = (scores == best[doubtful]) & (items.rows[cols] < best_row[doubtful])
+        before.index_add_(0, doubtful, ((scores > best[doubtful]) | tied).to(before.dtype))
+    return torch.where(best_row >= 0, before + 1, NO_POSITIVE)
 
-    def update(self, tile: Tile) -> None:
-        """Count the items of one tile."""
-        # Often few queries have anything in a tile that could come before their positive; a row's maximum tells.
-        hot = (tile.values.amax(dim=1, keepdim=True) >= self.perhaps[tile.rows]).nonzero()[:, 0]
-        if len(hot) == 0:
-            return
-        # Copying rows pays only where it leaves out many.
-        values, queries = tile.values, torch.arange(tile.rows.start, tile.rows.stop, device=hot.device)
-        if 2 * len(hot) < len(values):
-            values, queries = take_rows(values, hot), queries[hot]
-        # A positive is never above `surely`, so that this needs no look at the labels.
-        above = self._count(torch.gt, values, self.surely[queries])
-        self.before[queries] += above
-        open_rows = (self._count(torch.ge, values, self.perhaps[queries]) != above).nonzero()[:, 0]
-        if len(open_rows):
-            queries, values = queries[open_rows], take_rows(values, open_rows)
-            doubtful = (values >= self.perhaps[queries]) & (values <= self.surely[queries])
-            pairs = doubtful.nonzero()
-            self._decide(queries[pairs[:, 0]], pairs[:, 1] + tile.cols.start)
 
-    def ranks(self) -> Int[Tensor, " queries"]:
-        """The rank of each query's first hit, once every tile has been seen."""
-        return torch.where(self.best_row >= 0, self.before + 1, NO_POSITIVE)
+class _Comparison(NamedTuple):
+    rows: Int[Tensor, " rows"]  # queries
+    above: Int[Tensor, " rows"]  # number of items that are surely before the best positive of each
+    doubtful: Int[Tensor, " pairs"]  # pairs that the products leave open: queries
+    cols: Int[Tensor, " pairs"]  # and items
 
-    def _count(
-        self,
-        compare: Callable[..., Tensor],
-        values: Float[Tensor, "rows cols"],
-        threshold: Float[Tensor, "rows 1"],
-    ) -> Int[Tensor, " rows"]:
-        """How many values of each row pass the comparison."""
-        # Written as numbers to memory already in use, three times faster than fresh booleans and their sum. Float32
-        # counts exactly up to 2**24, far beyond the columns of a tile.
-        flags = self.flags[: values.numel()]
-        flags = flags.view(values.shape) if values.is_contiguous() else flags.view(values.T.shape).T
-        compare(values, threshold, out=flags)
-        return flags.sum(dim=1).long()
 
-    def _decide(self, queries: Int[Tensor, " pairs"], items: Int[Tensor, " pairs"]) -> None:
-        """Count the pairs that float32 left open."""
-        other = self.queries.labels[queries] != self.gallery.labels[items]
-        queries, items = queries[other], items[other]
-        scores = exact_pairs(self.queries.vectors, self.gallery.vectors, queries, items, self.memory_budget)
-        tied_before = (scores == self.best[queries]) & (self.gallery.rows[items] < self.best_row[queries])
-        before = (scores > self.best[queries]) | tied_before
-        self.before.index_add_(0, queries, before.to(self.before.dtype))
+def _compare(
+    tile: Tile, surely: Float[Tensor, "queries 1"], perhaps: Float[Tensor, "queries 1"], flags: Float[Tensor, " side"]
+) -> _Comparison:
+    """What the products of one tile say about the items before each query's best positive."""
+    # In most tiles few queries have anything that could come before their positive; a row's maximum tells.
+    hot = (tile.values.amax(dim=1, keepdim=True) >= perhaps[tile.rows]).nonzero()[:, 0]
+    values, rows = tile.values, torch.arange(tile.rows.start, tile.rows.stop, device=hot.device)
+    if 2 * len(hot) < len(values):  # copying rows pays only if it leaves out many
+        values, rows = take_rows(values, hot), rows[hot]
+    # No positive is above `surely`, so this need not look at labels.
+    above = _count(torch.gt, values, surely[rows], flags)
+    unclear = (_count(torch.ge, values, perhaps[rows], flags) != above).nonzero()[:, 0]
+    values, asked = take_rows(values, unclear), rows[unclear]
+    pairs = ((values >= perhaps[asked]) & (values <= surely[asked])).nonzero()
+    return _Comparison(rows, above, asked[pairs[:, 0]], pairs[:, 1] + tile.cols.start)
+
+
+def _count(
+    compare: Callable[..., Tensor],
+    values: Float[Tensor, "rows cols"],
+    threshold: Float[Tensor, "rows 1"],
+    flags: Float[Tensor, " side"],
+) -> Int[Tensor, " rows"]:
+    """How many values of each row pass the comparison."""
+    # Numbers written to memory already in use are three times as fast as fresh booleans and their sum. Float32 counts
+    # exactly up to 2**24, far beyond the columns of a tile.
+    flags = flags[: values.numel()]
+    flags = flags.view(values.shape) if values.is_contiguous() else flags.view(values.T.shape).T
+    compare(values, threshold, out=flags)
+    return flags.sum(dim=1).long()
 
 
 def _best_positives(
-    queries: ByClass, gallery: ByClass | None, bound: float, memory_budget: int
+    queries: ByClass, items: ByClass, own: Int[Tensor, " queries"] | None, memory_budget: int
 ) -> tuple[Float[Tensor, " queries"], Int[Tensor, " queries"]]:
     """Float64 similarity of each query to its first positive, and the row of that; -inf and -1 without one."""
-    items = queries if gallery is None else gallery
+    bound = Margin.of(queries.vectors, items.vectors, coarse=False).bound
     best = torch.full(queries.labels.shape, -torch.inf, dtype=torch.float64, device=queries.labels.device)
     best_row = torch.full_like(queries.rows, -1)
-    # The positives of query i are the items [first[i], last[i]).
-    first = torch.searchsorted(items.labels, queries.labels)
-    last = torch.searchsorted(items.labels, queries.labels, right=True)
-    for block, span in _class_blocks(first, last, memory_budget):
+    for block, span in _class_blocks(queries.labels, items.labels, memory_budget):
         with full_float32():
             values = queries.vectors[block] @ items.vectors[span].T
         values.masked_fill_(queries.labels[block, None] != items.labels[span], -torch.inf)
-        if gallery is None:
-            values.diagonal(offset=block.start - span.start).fill_(-torch.inf)
+        if own is not None:
+            values[torch.arange(len(values), device=values.device), own[block] - span.start] = -torch.inf
         top = values.amax(dim=1, keepdim=True)
         pairs = ((values >= top - 2 * bound) & (top > -torch.inf)).nonzero()
         rows, cols = pairs[:, 0], pairs[:, 1] + span.start
@@ -173,16 +164,17 @@ def _best_positives(
         # Equal scores: the lowest row, which within a class is the lowest position.
         tied = scores == best[block][rows]
         position = torch.full_like(best_row[block], len(items.rows)).scatter_reduce_(0, rows[tied], cols[tied], "amin")
-        found = position < len(items.rows)
-        best_row[block][found] = items.rows[position[found]]
+        has_positive = position < len(items.rows)
+        best_row[block][has_positive] = items.rows[position[has_positive]]
     return best, best_row
 
 
 def _class_blocks(
-    first: Int[Tensor, " queries"], last: Int[Tensor, " queries"], memory_budget: int
+    labels: Int[Tensor, " queries"], item_labels: Int[Tensor, " items"], memory_budget: int
 ) -> Iterator[tuple[slice, slice]]:
-    """Runs of queries, each with the span of items that holds all of their positives."""
-    starts, stops = first.tolist(), last.tolist()
+    """Runs of queries, each with the span of items that contains all of their positives; both are sorted by class."""
+    starts = torch.searchsorted(item_labels, labels).tolist()
+    stops = torch.searchsorted(item_labels, labels, right=True).tolist()
     largest = max((stop - start for start, stop in zip(starts, stops, strict=True)), default=0)
     # Short runs meet few items but their positives; shorter ones would only be more calls.
     longest = min(max(256, largest), tile_side(memory_budget))

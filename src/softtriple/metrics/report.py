@@ -2,8 +2,21 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, field
+from typing import TYPE_CHECKING
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from softtriple.errors import UserError
+
+if TYPE_CHECKING:  # pydantic's decorator returns a dataclass, but type checkers see through the standard one only
+    from dataclasses import dataclass
+else:
+    from functools import partial
+
+    from pydantic.dataclasses import dataclass
+
+    dataclass = partial(dataclass, config=ConfigDict(extra="forbid"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +28,15 @@ class KMeansRuns:
     objective: float
     nmi_spread: float | None  # largest minus smallest over the restarts; None for a single run
     ami_spread: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassResult:
+    """Means over the queries of one class that have something to find."""
+
+    queries: int
+    recall_at_1: float
+    map_at_r: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +60,14 @@ class Report:
     num_zero_vectors: int = 0
     kmeans: KMeansRuns | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    recall_per_class: Mapping[str, float] = field(default_factory=dict)  # Recall at the smallest k
+    per_class: Mapping[str, ClassResult] = field(default_factory=dict)
+    incomplete: bool = False  # the benchmark lacked some of its items, so published numbers do not compare
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def recall_per_class(self) -> dict[str, float]:
+        """Recall@1 of each class."""
+        return {name: result.recall_at_1 for name, result in self.per_class.items()}
 
     def to_json(self) -> str:
         """The report as one JSON object; `from_json` gives the equal report back."""
@@ -48,37 +76,34 @@ class Report:
     @staticmethod
     def from_json(text: str) -> "Report":
         """Read what `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        if not isinstance(values, dict):
-            raise ValueError("report: expected a JSON object")
-        known = {f.name for f in fields(Report)}
-        unknown, missing = values.keys() - known, _REQUIRED - values.keys()
-        if unknown or missing:
-            wrong = [f"unknown {name!r}" for name in sorted(unknown)] + [f"no {name!r}" for name in sorted(missing)]
-            raise ValueError(f"report: {', '.join(wrong)}; its fields are {', '.join(sorted(known))}")
         try:
-            values["recall"] = {int(k): share for k, share in values["recall"].items()}
-            values["intervals"] = {name: (low, high) for name, (low, high) in values.get("intervals", {}).items()}
-            if values.get("kmeans") is not None:
-                values["kmeans"] = KMeansRuns(**values["kmeans"])
-        except (TypeError, AttributeError, ValueError) as error:
-            raise ValueError(f"report: recall, intervals or kmeans is not as to_json writes it ({error})") from error
-        return Report(**values)
+            values = json.loads(text)
+            if isinstance(values, dict):
+                values.pop("recall_per_class", None)  # in files of version 0.1; `per_class` has it now
+            return TypeAdapter(Report).validate_python(values)
+        except json.JSONDecodeError as error:
+            raise UserError(f"not a report: {error}") from error
+        except ValidationError as error:
+            faults = (f"{'.'.join(map(str, fault['loc'])) or 'JSON'}: {fault['msg']}" for fault in error.errors())
+            raise UserError(f"not a report: {'; '.join(faults)}") from error
 
 
-_REQUIRED = {
-    "recall",
-    "precision_at_1",
-    "r_precision",
-    "map_at_r",
-    "num_queries",
-    "num_gallery",
-    "num_classes",
-}
+def metric_rows(report: Report) -> list[tuple[str, str, float]]:
+    """Title, name and value of each metric that ``report`` has, in the order in which they are shown."""
+    rows = [
+        *((f"Recall@{k}", f"recall@{k}", share) for k, share in sorted(report.recall.items())),
+        ("Precision@1", "precision_at_1", report.precision_at_1),
+        ("R-precision", "r_precision", report.r_precision),
+        ("MAP@R", "map_at_r", report.map_at_r),
+        ("NMI", "nmi", report.nmi),
+        ("AMI", "ami", report.ami),
+        ("Accuracy", "accuracy", report.accuracy),
+    ]
+    return [(title, name, share) for title, name, share in rows if share is not None]
 
 
 def format_table(report: Report) -> str:
-    """The metrics in per cent with their 95 % intervals, a line each, and what was evaluated.
+    """The metrics in percent with their 95 % intervals, one per line, and what was evaluated.
 
     Example:
         >>> print(format_table(Report(recall={1: 0.5}, precision_at_1=0.5, r_precision=0.25, map_at_r=0.125,
@@ -89,24 +114,16 @@ def format_table(report: Report) -> str:
         MAP@R         12.50
         8 queries of 2 classes against 8 items
     """
-    rows: list[tuple[str, str, float | None]] = [
-        *((f"Recall@{k}", f"recall@{k}", share) for k, share in sorted(report.recall.items())),
-        ("Precision@1", "precision_at_1", report.precision_at_1),
-        ("R-precision", "r_precision", report.r_precision),
-        ("MAP@R", "map_at_r", report.map_at_r),
-        ("NMI", "nmi", report.nmi),
-        ("AMI", "ami", report.ami),
-        ("Accuracy", "accuracy", report.accuracy),
-    ]
     lines = []
-    for title, name, share in rows:
-        if share is not None:
-            line = f"{title:<12}{100 * share:>7.2f}"
-            if name in report.intervals:
-                low, high = report.intervals[name]
-                line += f"   {100 * low:.2f} to {100 * high:.2f}"
-            lines.append(line)
+    for title, name, share in metric_rows(report):
+        line = f"{title:<12}{100 * share:>7.2f}"
+        if name in report.intervals:
+            low, high = report.intervals[name]
+            line += f"   {100 * low:.2f} to {100 * high:.2f}"
+        lines.append(line)
     lines.append(f"{report.num_queries} queries of {report.num_classes} classes against {report.num_gallery} items")
+    if report.incomplete:
+        lines.append("incomplete: the data set lacks some of its items")
     if report.num_without_positives:
         lines.append(f"{report.num_without_positives} queries have no other item of their class: left out")
     if report.num_zero_vectors:

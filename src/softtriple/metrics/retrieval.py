@@ -86,7 +86,8 @@ def average_precision_at_r(
     hits = _hits_within_r(neighbor_labels, labels, positives)
     ranks = torch.arange(1, hits.shape[1] + 1, device=hits.device)
     precision = hits.cumsum(dim=1) / ranks
-    return (precision * hits).sum(dim=1) / positives.clamp(min=1)
+    # Summed one by one, so that padding beyond rank R changes nothing, not even the last bit.
+    return (precision * hits).cumsum(dim=1)[:, -1:].sum(dim=1) / positives.clamp(min=1)
 
 
 def _hits_within_r(

@@ -1,4 +1,4 @@
-"""Search: exact nearest neighbours, and vector stores."""
+"""Search: exact nearest neighbours in memory, and vector stores."""
 
 from softtriple.search.knn import Neighbors as Neighbors
 from softtriple.search.knn import nearest as nearest

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from softtriple import dist
-from softtriple.config import Config
+from softtriple.config import Config, DataConfig, with_settings
 from softtriple.data import (
     Benchmark,
     ImageFiles,
@@ -32,6 +32,7 @@ from softtriple.training.auto import CUSTOM, has_centers
 from softtriple.training.directory import RunDir
 
 QUIET = Reporter(quiet=True)
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
 class Run:
@@ -138,6 +139,55 @@ class Run:
 
         names, seed = self.encoder.class_names, self.config.train.seed
         return evaluate_benchmark(benchmark, embed, names, lambda: self.loss, seed=seed)
+
+    def data_config(
+        self, data: str, settings: Sequence[str] = (), *, on_error: str | None = None, whole: bool = False
+    ) -> Config:
+        """How to read ``data``: as the run read its own if it is the same source, with the run's columns if another.
+
+        ``whole`` asks for all items of another source, without a split into train and test.
+        """
+        dataset, own = absolute_spec(data), self.config
+        if dataset == own.dataset:
+            chosen = replace(own.data, on_error=own.data.on_error if on_error is None else on_error)
+        else:
+            table = Path(dataset).suffix in TABLES
+            chosen = DataConfig(
+                split="none" if whole else None,
+                path=own.data.path if table else None,
+                text=own.data.text if table else None,
+                label=own.data.label if table else None,
+                on_error=on_error or "stop",
+            )
+        return with_settings(Config(dataset=dataset, data=chosen), settings)
+
+    def write_embeddings(
+        self, data: str, out: str | Path, *, settings: Sequence[str] = (), on_error: str | None = None
+    ) -> int:
+        """Write the embeddings of all items of ``data`` to a .npz or .parquet file; returns how many there are."""
+        out = Path(out)
+        check_vector_file(out)
+        benchmark = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
+        splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
+        splits = [split for split in splits if len(split)]
+        device = dist.device()
+        feeds = [self._feeds.evaluation(split) for split in splits]
+        with self._reporter.task("embedding") as update:
+            shares = [embed_share(self.encoder, feed, device=device, progress=update) for feed in feeds]
+        with explained(out):  # only the first rank has more than its share
+            out.parent.mkdir(parents=True, exist_ok=True)
+            parts = [dist.rows_on_main(share, out.parent) for share in shares]
+        labels = np.concatenate([split.labels for split in splits])
+        if dist.is_main():
+            paths = tuple(path for split in splits if isinstance(split.items, ImageFiles) for path in split.items.paths)
+            content = VectorFile(
+                vectors=torch.cat(parts).numpy(),
+                labels=labels,
+                paths=paths or None,
+                class_names=benchmark.class_names,
+            )
+            write_vectors(out, content)
+        return len(labels)
 
     def centers(self) -> Tensor | None:
         """The learned centres (classes, k, dim), or None if the loss has none."""
