@@ -56,7 +56,7 @@ def attempt(function: Callable[[], T]) -> T | None:
 @pytest.mark.parametrize("name", sorted(LOSSES))
 @given(data=st.data())
 def test_a_loss_and_its_gradient_are_finite_or_an_error_says_why(name: str, data: st.DataObject) -> None:
-    num_classes, dim = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4)) * (3 if name == "hdc" else 1)
+    num_classes, dim = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
     embeddings = data.draw(rows(st.integers(1, 9), st.just(dim)))
     labels = classes(data.draw, len(embeddings), num_classes)
     torch.manual_seed(0)

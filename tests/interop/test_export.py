@@ -158,7 +158,7 @@ def test_every_large_backbone(name: str, format: str, tmp_path: Path) -> None:
 
 
 def test_what_is_told(tmp_path: Path) -> None:
-    encoder = build("conv-small", heads=3, dim=6, layer_norm=True, pooling="average+max")
+    encoder = build("conv-small", dim=6, layer_norm=True, pooling="average+max")
     encoder.class_names = ("a", "ß")
     made = export_encoder(encoder, tmp_path / "encoder.onnx")
     assert made.difference <= 1e-5

@@ -48,9 +48,6 @@ def test_settings(option: str, value: Any, message: str) -> None:
         ("softtriple", "scale", True, "a number"),
         ("lifted", "margin", [1], "a number"),
         ("n-pairs", "length", "x", "a number"),
-        ("hdc", "shares", 0.5, "a list of numbers"),
-        ("hdc", "shares", [1, "a", 1], "a list of numbers"),
-        ("hdc", "cascade", "abc", "true or false"),
         ("htl", "squared", "no", "true or false"),
         ("htl", "validate", 1, "true or false"),
         ("hard-triple", "similarity", [1], "a text"),
@@ -115,7 +112,7 @@ def test_values_are_not_looked_at_when_told_not_to() -> None:
 
 
 def test_losses_by_name() -> None:
-    with pytest.raises(ValueError, match="unknown loss 'triplet'; choose from clustering, hard-triple, hdc"):
+    with pytest.raises(ValueError, match="unknown loss 'triplet'; choose from clustering, hard-triple, htl"):
         build_loss("triplet", 3, 4)
     with pytest.raises(ValueError, match="softmax-norm has no option gamma; it has scale, validate"):
         build_loss("softmax-norm", 3, 4, gamma=0.1)

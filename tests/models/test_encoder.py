@@ -1,4 +1,6 @@
 import json
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,10 @@ from safetensors.torch import load_file, save_file
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
-from softtriple.models import Encoder, EncoderConfig
+from softtriple.errors import UserError
+from softtriple.models import BACKBONES, Backbone, Encoder, EncoderConfig, build_backbone, check_trainable
+from softtriple.models.backbones.stages import Chain
+from softtriple.search.catalog import fingerprint
 
 
 def small(**options: Any) -> Encoder:
@@ -55,7 +60,7 @@ def test_same_seed_same_encoder() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dim": 0}, "dim = 0 is not positive"),
+        ({"dim": 0}, "dim = 0 must be positive"),
         ({"hidden": (3,)}, "conv-small takes images and has no option hidden"),
     ],
 )
@@ -74,12 +79,12 @@ def unchecked() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unchecked")
 def test_unknown_pooling() -> None:
-    with pytest.raises(ValueError, match="pooling = 'max' is not average or average"):
+    with pytest.raises(ValueError, match="pooling = 'max' must be average or average"):
         small(pooling="max")
 
 
 def test_vectors_are_not_pooled() -> None:
-    with pytest.raises(ValueError, match="linear takes vectors: there is nothing to pool"):
+    with pytest.raises(ValueError, match=r"linear takes vectors: .*average\+max"):
         Encoder.from_backbone("linear", in_features=3, pooling="average+max")
 
 
@@ -139,10 +144,17 @@ def test_trainable_counts_frozen_stages() -> None:
     assert all(p.requires_grad for p in encoder.parameters())
 
 
-@pytest.mark.parametrize("part", ["last:0", "last:5", "last:", "last:-1", "tail", "heads", ""])
+@pytest.mark.parametrize("part", ["last:0", "last:", "last:-1", "last:1.5", "last:²", "tail", "heads", "", "all\n"])
 def test_unknown_part(part: str) -> None:
-    with pytest.raises(ValueError, match="is not head, all or last:N with N from 1 to the 4 stages of conv-small"):
-        small().set_trainable(part)
+    for check in (check_trainable, small().set_trainable):
+        with pytest.raises(UserError, match=r"trainable = .*head, all or last:N"):
+            check(part)
+
+
+def test_more_stages_than_there_are() -> None:
+    check_trainable("last:5")
+    with pytest.raises(UserError, match="trainable = 'last:5': conv-small has only 4 stages"):
+        small().set_trainable("last:5")
 
 
 def test_no_head_to_train() -> None:
@@ -152,11 +164,11 @@ def test_no_head_to_train() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_unknown_batch_norm_mode() -> None:
-    with pytest.raises(ValueError, match="'all' is not one of off, statistics, statistics"):
+    with pytest.raises(ValueError, match="'all' must be one of off, statistics, statistics"):
         small().freeze_batch_norm("all")  # type: ignore[arg-type]
 
 
-# PCA.
+# The start of the head.
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
@@ -174,15 +186,13 @@ def test_head_from_pca_is_scikit_learns(layer_norm: bool) -> None:
     torch.testing.assert_close(encoder.head.weight @ encoder.head.weight.T, torch.eye(3))
 
 
-def test_pca_needs_enough_items() -> None:
-    encoder = Encoder.from_backbone("linear", dim=3, in_features=6)
-    with pytest.raises(ValueError, match="needs more than 3 items"):
-        encoder.initialize_head_from_pca(torch.rand(3, 6))
-
-
-def test_pca_needs_a_head() -> None:
-    with pytest.raises(ValueError, match="only a single linear head starts from PCA"):
-        small(dim=None).initialize_head_from_pca(torch.rand(20, 16))
+def test_the_head_can_be_set() -> None:
+    encoder, weight, bias = small(), torch.rand(4, 16, dtype=torch.float64), torch.rand(4, dtype=torch.float64)
+    encoder.set_head(weight, bias)
+    features = torch.rand(3, 16)
+    torch.testing.assert_close(encoder.project(features), F.normalize(features @ weight.float().T + bias.float()))
+    with pytest.raises(UserError, match="no linear head"):
+        small(dim=None).set_head(weight, bias)
 
 
 # Files.
@@ -256,19 +266,50 @@ def test_no_encoder_there(tmp_path: Path) -> None:
     [
         ("{", "not the description of an encoder"),
         ("[]", "not the description of an encoder"),
-        ('{"config": {}}', r"encoder\.json: 'preprocess' is missing"),
-        ('{"config": {"depth": 3}, "preprocess": null, "class_names": []}', "there is no 'config.depth'"),
-        ('{"config": {"dim": "4"}, "preprocess": null, "class_names": []}', "config.dim = '4' is not a whole number"),
-        ('{"format": 2}', "written by a newer softtriple"),
-        ('{"config": {"backbone": "linear", "in_features": -1}, "preprocess": null, "class_names": []}', "in_features"),
-        ('{"config": {"dim": 1000000000}, "preprocess": null, "class_names": []}', "do not fit the network"),
+        ('{"format": 2}', r"encoder\.json: written by a newer softtriple \(format 2, .*Update"),
+        ('{"format": 1, "format2": 1}', r"encoder\.json: '\w+' is missing"),
     ],
 )
 def test_broken_description(tmp_path: Path, text: str, message: str) -> None:
     small().save(tmp_path)
     (tmp_path / "encoder.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         Encoder.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("config.depth", 3, "unknown key 'config.depth'"),
+        ("config.dim", "4", "config.dim = '4' must be .*integer"),
+        ("config.dim", 4.5, "config.dim = 4.5 must be .*integer"),
+        ("config.dim", True, "config.dim = True must be .*integer"),
+        ("config.dim", -1, "dim = -1 must be positive"),
+        ("config.dim", 10**9, r"model\.safetensors: .* do not fit the network"),
+        ("config.dim", 10**30, r"encoder\.json: no encoder can be built"),
+        ("config.backbone", "conv-smal", "did you mean 'conv-small'"),
+        ("config.backbone", "linear", "no encoder can be built .*linear"),
+        ("config.pooling", "max", "config.pooling = 'max'"),
+        ("config.heads", 3, "HDC"),
+        ("preprocess.mean", [float("nan")], r"preprocess\.mean\.0 = nan"),
+        ("preprocess.size", 10**6, "size = 1000000"),
+        ("preprocess.colour", "red", "unknown key 'preprocess.colour'"),
+        ("class_names", [1], r"class_names\.0 = 1 must be .*string"),
+        ("sha256", None, "sha256 = None must be .*string"),
+        ("author", "me", "unknown key 'author'"),
+    ],
+)
+def test_wrong_values_in_the_description(tmp_path: Path, key: str, value: object, message: str) -> None:
+    small().save(tmp_path)
+    path = tmp_path / "encoder.json"
+    description = json.loads(path.read_text())
+    *groups, name = key.split(".")
+    place = description[groups[0]] if groups else description
+    place[name] = value
+    path.write_text(json.dumps(description))
+    with pytest.raises(UserError, match=message) as error:
+        Encoder.load(tmp_path)
+    assert str(tmp_path) in str(error.value)
 
 
 def test_truncated_weights(tmp_path: Path) -> None:
@@ -299,33 +340,58 @@ def test_flipped_weights(tmp_path: Path) -> None:
         Encoder.load(tmp_path)
 
 
-def test_an_encoder_of_before_the_checksum_is_read(tmp_path: Path) -> None:
+def test_the_network_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small().save(tmp_path)
-    path = tmp_path / "encoder.json"
-    description = json.loads(path.read_text())
-    del description["format"], description["sha256"]
-    path.write_text(json.dumps(description))
-    assert Encoder.load(tmp_path).config == small().config
+    devices = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        network = build_backbone(*args, **options)
+        devices.append(next(network.parameters()).device.type)
+        return network
+
+    monkeypatch.setattr("softtriple.models.encoder.build_backbone", counted)
+    loaded = Encoder.load(tmp_path)
+    assert devices == ["meta"]
+    assert all(tensor.device.type == "cpu" for tensor in (*loaded.parameters(), *loaded.buffers()))
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    convolution = loaded.get_parameter("backbone.block2.0.weight")
+    assert convolution.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_three_heads_tap_three_depths(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    encoder = Encoder.from_backbone("conv-small", dim=12, heads=3).eval()
-    inputs = torch.randn(5, 1, 32, 32)
-    embedded = encoder(inputs)
-    torch.testing.assert_close(embedded.norm(dim=1), torch.ones(5))
-    parts = embedded.view(5, 3, 4)
-    torch.testing.assert_close(parts.norm(dim=-1), torch.full((5, 3), 3**-0.5))  # each head has its share
-    deepest = encoder.backbone(inputs).mean(dim=(2, 3))
-    assert torch.equal(encoder.features(inputs)[:, -deepest.shape[1] :], deepest)
-    torch.testing.assert_close(encoder.run_from(encoder.run_trunk(inputs, 1), 1), embedded)
-    torch.testing.assert_close(encoder.run_from(encoder.features(inputs), encoder.num_stages), embedded)
-    with pytest.raises(ValueError, match="the first of 3 heads taps the backbone after 2 stages, and 3 are"):
-        encoder.run_from(encoder.run_trunk(inputs, 3), 3)
+def test_buffers_that_are_not_saved_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+            self.register_buffer("shift", torch.arange(4.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x) + self.shift
+
+    shifted = Backbone(lambda in_features: Chain({"all": Shifted()}, num_features=4, preprocess=None), "vector")
+    monkeypatch.setitem(BACKBONES, "shifted", shifted)
+    encoder = Encoder.from_backbone("shifted", dim=2, in_features=3).eval()
     encoder.save(tmp_path)
-    torch.testing.assert_close(Encoder.load(tmp_path)(inputs), embedded)
+    vectors = torch.rand(5, 3)
+    assert torch.equal(Encoder.load(tmp_path)(vectors), encoder(vectors))
 
 
-def test_three_heads_divide_the_dimension() -> None:
-    with pytest.raises(ValueError, match="a dim that is a multiple of 3"):
-        Encoder.from_backbone("conv-small", dim=64, heads=3)
+@pytest.mark.parametrize("name", ["conv-small", "mlp", "text"])
+def test_fingerprint_of_memory_and_file_are_equal(tmp_path: Path, name: str) -> None:
+    options: dict[str, Any] = {"in_features": 3} if name == "mlp" else {}
+    encoder = Encoder.from_backbone(name, dim=2, **options)
+    encoder.save(tmp_path / "encoder")
+    assert encoder.fingerprint() == Encoder.load(tmp_path).fingerprint() == fingerprint(tmp_path)
+    with torch.no_grad():
+        encoder.head.bias[0] += 1e-3  # type: ignore[union-attr, index, operator]
+    assert encoder.fingerprint() != fingerprint(tmp_path)
+
+
+def test_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        small().save(tmp_path)
+    finally:
+        os.umask(umask)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {"encoder.json": 0o644, "model.safetensors": 0o644}

@@ -57,7 +57,7 @@ def test_one_image_in_every_form_is_the_same_row(encoder: Encoder, pictures: lis
 
 
 def test_one_image_with_its_channels_first_is_not_three_grey_ones(encoder: Encoder) -> None:
-    with pytest.raises(ValueError, match=r"height×width×3 is expected, got 3×20×30: permute\(1, 2, 0\)"):
+    with pytest.raises(ValueError, match=r"height×width×3, got 3×20×30; use permute\(1, 2, 0\)"):
         encoder.embed(torch.zeros(3, 20, 30, dtype=torch.uint8))
 
 
@@ -65,7 +65,7 @@ def test_one_image_with_its_channels_first_is_not_three_grey_ones(encoder: Encod
 def test_vectors_that_are_no_numbers_are_refused(value: float) -> None:
     vectors = np.ones((3, 2))
     vectors[1, 0] = value
-    with pytest.raises(ValueError, match="vector 1: it holds NaN or infinite numbers"):
+    with pytest.raises(ValueError, match="vector 1 holds NaN or infinite numbers"):
         Encoder.from_backbone("linear", dim=2, in_features=2).eval().embed(vectors)
 
 
@@ -153,5 +153,5 @@ def test_the_example_in_the_docstring() -> None:
 
 
 def test_a_batch_of_nothing(encoder: Encoder) -> None:
-    with pytest.raises(ValueError, match="batch_size = 0 is too small"):
+    with pytest.raises(ValueError, match="batch_size = 0 must be at least 1"):
         encoder.embed([], batch_size=0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from softtriple.data import View
 from softtriple.models import Preprocess
 
 CAFFE = Preprocess(size=4, resize=5, channels="bgr", peak=255.0, mean=(104.0, 117.0, 128.0), std=(1.0, 2.0, 4.0))
@@ -33,6 +34,10 @@ def test_gray_is_pillows() -> None:
     assert np.abs(ours.numpy() - pillows).max() <= 0.51  # Pillow rounds
 
 
+def test_the_evaluation_view_resizes_and_crops_the_centre() -> None:
+    assert CAFFE.eval_view == View(size=4, resize=5, augment="none")
+
+
 def test_memory_order_is_that_of_the_images() -> None:
     assert CAFFE(random_images(2, 4)).is_contiguous(memory_format=torch.channels_last)
 
@@ -47,7 +52,7 @@ def test_unknown_channels_are_named() -> None:
     # As users run it: the type checks of the test suite would come before the error.
     jaxtyping.config.update("jaxtyping_disable", True)
     try:
-        with pytest.raises(ValueError, match="'cmyk' is not rgb, bgr or gray"):
+        with pytest.raises(ValueError, match="'cmyk' must be rgb, bgr or gray"):
             dataclasses.replace(CAFFE, channels="cmyk")
     finally:
         jaxtyping.config.update("jaxtyping_disable", False)
@@ -56,7 +61,7 @@ def test_unknown_channels_are_named() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"size": 6}, "size = 6 and resize = 5 are not 1 ≤ size ≤ resize"),
+        ({"size": 6}, "size = 6 and resize = 5 must satisfy 1 ≤ size ≤ resize"),
         ({"mean": (1.0,)}, "need 3 numbers for bgr"),
     ],
 )

@@ -56,6 +56,16 @@ def test_url_is_downloaded_once(weights: dict[str, torch.Tensor], tmp_path: Path
     assert [found.name for found in (tmp_path / "cache").rglob("*.pth")] == [path.name]
 
 
+def test_urls_with_the_same_last_part_do_not_share_a_file(
+    weights: dict[str, torch.Tensor], tmp_path: Path, server: str
+) -> None:
+    for number, folder in enumerate(("a", "b")):
+        (tmp_path / "served" / folder).mkdir()
+        torch.save({"bias": torch.tensor([number])}, tmp_path / "served" / folder / "net.pth")
+    values = [read_weights(f"{server}/{folder}/net.pth")["bias"].item() for folder in ("a", "b", "a")]
+    assert values == [0, 1, 0]
+
+
 def test_download_with_wrong_checksum_is_not_kept(tmp_path: Path, server: str) -> None:
     (tmp_path / "served" / "net-0123456789.pth").write_bytes(b"something else")
     with pytest.raises(ValueError, match="0123456789"):
@@ -64,12 +74,12 @@ def test_download_with_wrong_checksum_is_not_kept(tmp_path: Path, server: str) -
 
 
 def test_url_that_does_not_exist(server: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"cannot be downloaded .* give its path"):
+    with pytest.raises(FileNotFoundError, match=r"download failed .* give its path"):
         read_weights(f"{server}/net.pth")
 
 
 def test_no_such_file(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="there is no such weight file"):
+    with pytest.raises(FileNotFoundError, match="no such weight file"):
         read_weights(str(tmp_path / "net.pth"))
 
 
@@ -117,7 +127,7 @@ def test_nothing_but_tensors_is_unpickled(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_file_of_something_else(tmp_path: Path) -> None:
     torch.save({"epoch": 3}, tmp_path / "net.pth")
-    with pytest.raises(ValueError, match="holds no state dict"):
+    with pytest.raises(ValueError, match="not a state dict"):
         read_weights(str(tmp_path / "net.pth"))
 
 

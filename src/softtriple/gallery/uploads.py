@@ -1,36 +1,33 @@
 """From what a person sends to a query vector. Nothing of an upload is believed before Pillow has decoded it."""
 
 from io import BytesIO
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 from PIL import Image
 from starlette.exceptions import HTTPException
 
+from softtriple.data.benchmark import Kind as Kind
 from softtriple.data.images import FORMATS, ImageError, to_rgb
 from softtriple.models import Encoder
-
-Kind = Literal["image", "text", "vector"]
 
 
 def input_kind(encoder: Encoder) -> Kind:
     """What the encoder takes: this decides which search box the page shows."""
-    kinds: dict[str, Kind] = {"images": "image", "texts": "text", "vectors": "vector"}
-    return kinds[encoder.takes]
+    return encoder.takes
 
 
 def embed_upload(encoder: Encoder, data: bytes, max_pixels: int) -> Float[np.ndarray, "1 dim"]:
     """The vector of an uploaded picture."""
-    if encoder.takes != "images":
-        raise HTTPException(404, f"this run's encoder takes {encoder.takes}, not images")
+    if encoder.takes != "image":
+        raise HTTPException(404, f"this run's encoder takes {encoder.takes}s, not images")
     return encoder.embed([decode_upload(data, max_pixels)])
 
 
 def embed_text(encoder: Encoder, text: str) -> Float[np.ndarray, "1 dim"]:
     """The vector of a text."""
-    if encoder.takes != "texts":
-        raise HTTPException(404, f"this run's encoder takes {encoder.takes}, not texts")
+    if encoder.takes != "text":
+        raise HTTPException(404, f"this run's encoder takes {encoder.takes}s, not texts")
     return encoder.embed([text])
 
 

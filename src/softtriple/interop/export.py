@@ -50,7 +50,7 @@ class _Graph(nn.Module):
         self.encoder = encoder
 
     def forward(self, items: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
-        inputs = self.encoder.prepare(items) if self.encoder.takes == "images" else items
+        inputs = self.encoder.prepare(items) if self.encoder.takes == "image" else items
         vectors: Tensor = self.encoder(inputs)
         return vectors
 
@@ -222,7 +222,7 @@ def _describe_input(encoder: Encoder) -> dict[str, Any]:
 def _items(encoder: Encoder, count: int) -> Num[Tensor, "batch ..."]:
     """Items as the graph takes them: random images or vectors, or some questions."""
     generator = torch.Generator().manual_seed(count)
-    if encoder.takes == "texts":
+    if encoder.takes == "text":
         return encoder.prepare(list(_TEXTS[:count]))
     if isinstance(encoder.preprocess, Preprocess):
         size = encoder.preprocess.size

@@ -10,7 +10,6 @@ from softtriple.losses.centers import MergedCenters as MergedCenters
 from softtriple.losses.checks import KINDS
 from softtriple.losses.clustering import ClusteringLoss as ClusteringLoss
 from softtriple.losses.hardtriple import HardTripleLoss as HardTripleLoss
-from softtriple.losses.hdc import HDCLoss as HDCLoss
 from softtriple.losses.htl import HTLLoss as HTLLoss
 from softtriple.losses.lifted import LiftedStructureLoss as LiftedStructureLoss
 from softtriple.losses.pairs import MarginLoss as MarginLoss
@@ -37,7 +36,6 @@ LOSSES: dict[str, Callable[..., nn.Module]] = {
     "clustering": ClusteringLoss,
     "n-pairs": NPairsLoss,
     "proxy-nca": ProxyNCALoss,
-    "hdc": HDCLoss,
     "margin": MarginLoss,
     "htl": HTLLoss,
     "proxy-anchor": ProxyAnchorLoss,

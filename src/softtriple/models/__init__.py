@@ -3,7 +3,9 @@
 from softtriple.models.backbones import BACKBONES as BACKBONES
 from softtriple.models.backbones import Backbone as Backbone
 from softtriple.models.backbones import build_backbone as build_backbone
+from softtriple.models.backbones import check_backbone as check_backbone
 from softtriple.models.backbones.stages import StagedNetwork as StagedNetwork
+from softtriple.models.description import EncoderConfig as EncoderConfig
 from softtriple.models.encoder import Encoder as Encoder
-from softtriple.models.encoder import EncoderConfig as EncoderConfig
+from softtriple.models.encoder import check_trainable as check_trainable
 from softtriple.models.preprocess import Preprocess as Preprocess

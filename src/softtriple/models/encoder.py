@@ -1,10 +1,11 @@
 """The encoder: backbone, pooling, optional layer norm, linear head, unit length. And its files."""
 
-import importlib.metadata
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,73 +16,58 @@ from jaxtyping import Float, Float32, Num
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from softtriple.config import build_checked, refuse_newer
+from softtriple.data.benchmark import Kind
+from softtriple.errors import UserError
 from softtriple.files import appearing_file, write_whole
-from softtriple.models.backbones import Takes, build_backbone
-from softtriple.models.heads import Tap, TappedHeads, in_cells
-from softtriple.models.inputs import Batch, Images, Texts, Vectors, input_batches
-from softtriple.models.preprocess import Preprocess
-from softtriple.models.weights import load_exactly, read_tensors, refuse_misfits, sha256_of, write_tensors
+from softtriple.models.backbones import build_backbone
+from softtriple.models.backbones.module import MODULE, module_backbone, module_name
+from softtriple.models.backbones.stages import StagedNetwork
+from softtriple.models.description import (
+    EncoderConfig,
+    Pooling,
+    identity,
+    read_description,
+    write_description,
+)
+from softtriple.models.heads import pca_head
+from softtriple.models.inputs import Batch, Images, Texts, Vectors, example_input, input_batches
+from softtriple.models.preprocess import Preprocess, TextPreprocess
+from softtriple.models.weights import (
+    MissingFileError,
+    check_fit,
+    read_shapes,
+    read_tensors,
+    sha256_of,
+    tensors_as_bytes,
+    write_tensors,
+)
 
-Pooling = Literal["average", "average+max"]
 FrozenBatchNorm = Literal["off", "statistics", "statistics+affine"]
 
-FORMAT = 1  # of encoder.json: raise it when an older softtriple would misread what is written
 _WEIGHTS = "model.safetensors"
 _DESCRIPTION = "encoder.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
-    """Which encoder to build.
+def check_trainable(part: str) -> None:
+    """UserError unless ``part`` is "head", "all" or "last:N" with a positive N."""
+    if not re.fullmatch(r"head|all|last:[1-9][0-9]{0,8}", part):
+        raise UserError(f"trainable = {part!r} must be head, all or last:N, such as last:2 for the last two stages")
 
-    ``dim=None`` means no head: pooled features of unit length. ``pooling="average+max"`` adds the maximum over the
-    map to its mean. ``layer_norm`` standardises pooled features before the head. ``pretrained`` starts from the
-    backbone's published weights, where it has any; ``weights`` says where that file is, if not at its usual place.
-    ``heads=3`` taps the backbone at three depths, the first two by averages over 4×4 cells of the map whatever
-    ``pooling`` is; the three heads have equal parts of ``dim``, side by side.
-    The remaining options belong to some backbones only, and ``None`` is the backbone's own default.
-    """
 
-    backbone: str = "efficientnet-lite0"
-    dim: int | None = 64
-    pooling: Pooling = "average"
-    layer_norm: bool = False
-    heads: Literal[1, 3] = 1
-    pretrained: bool = True
-    weights: str | None = None
-    input_size: int | None = None
-    width: int | None = None
-    buckets: int | None = None
-    in_features: int | None = None
-    hidden: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.dim is not None and self.dim < 1:
-            raise ValueError(f"encoder: dim = {self.dim} is not positive")
-        if self.heads not in (1, 3) or (self.heads == 3 and (self.dim is None or self.dim % 3)):
-            raise ValueError(f"encoder: heads = {self.heads} must be 1, or 3 with a dim that is a multiple of 3")
-        if self.pooling not in get_args(Pooling):
-            raise ValueError(f"encoder: pooling = {self.pooling!r} is not {' or '.join(get_args(Pooling))}")
-
-    @property
-    def backbone_options(self) -> dict[str, Any]:
-        """The options for ``build_backbone`` that were given."""
-        options = {
-            "input_size": self.input_size,
-            "width": self.width,
-            "buckets": self.buckets,
-            "in_features": self.in_features,
-            "hidden": self.hidden,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+def pool(x: Float[Tensor, "batch ..."], pooling: Pooling) -> Float[Tensor, "batch features"]:
+    """The mean over a feature map or over tokens, or that plus the maximum; feature vectors stay as they are."""
+    if x.ndim == 2:
+        return x
+    places = 1 if x.ndim == 3 else (2, 3)
+    average = x.mean(dim=places)
+    return average + x.amax(dim=places) if pooling == "average+max" else average
 
 
 class Encoder(nn.Module):
     """Images, vectors or texts to unit vectors: backbone, pooling, optional layer norm, linear head.
 
-    ``preprocess`` makes network input from images or texts and is ``None`` where the input is vectors; ``class_names``
-    are those of the training classes, for whoever loads the encoder later.
+    ``preprocess`` makes network input from images or texts and is ``None`` for vectors; ``class_names`` are those of
+    the training classes. ``backbone`` and ``head`` are used in place of those that ``config`` would build.
 
     Example:
         >>> encoder = Encoder.from_backbone("linear", dim=2, in_features=3)
@@ -89,36 +75,79 @@ class Encoder(nn.Module):
         (2, 2)
     """
 
-    def __init__(self, config: EncoderConfig, class_names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        config: EncoderConfig,
+        class_names: Sequence[str] = (),
+        *,
+        backbone: StagedNetwork | None = None,
+        head: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.config = config
         self.class_names = tuple(class_names)
-        self.backbone = build_backbone(
-            config.backbone, pretrained=config.pretrained, weights=config.weights, **config.backbone_options
-        )
-        # Convolutions on a CPU are 1.2 to 1.7 times as fast in this order of memory, whatever that of the input.
+        if backbone is None:
+            backbone = build_backbone(
+                config.backbone, pretrained=config.pretrained, weights=config.weights, **config.backbone_options
+            )
+        self.backbone = backbone
+        # Convolutions on a CPU are 1.2 to 1.7 times as fast in this memory format, whatever the input's.
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.preprocess = self.backbone.preprocess
-        if self.takes != "images" and config.pooling != "average":
-            raise ValueError(f"{config.backbone} takes {self.takes}: there is nothing to pool by {config.pooling}")
-        self._taps = self.backbone.taps if config.heads == 3 else (self.num_stages,)
-        shallow, pooled = self._shallow_taps() if config.heads == 3 else [], self.backbone.num_features
-        self._num_features = sum(tap.channels * tap.cells for tap in shallow) + pooled
-        self.head: nn.Linear | TappedHeads | None = None
-        if config.dim is not None:
-            self.head = TappedHeads(shallow, pooled, config.dim) if shallow else nn.Linear(pooled, config.dim)
-        self.layer_norm = nn.LayerNorm(self._num_features, elementwise_affine=False) if config.layer_norm else None
+        if self.takes != "image" and config.pooling != "average":
+            raise UserError(
+                f"{config.backbone} takes {self.takes}s: there is no feature map for {config.pooling} pooling"
+            )
+        if head is None and config.dim is not None:
+            head = nn.Linear(self.backbone.num_features, config.dim)
+        self.head = head
+        norm = nn.LayerNorm(self.backbone.num_features, elementwise_affine=False)
+        self.layer_norm = norm if config.layer_norm else None
         self._frozen_stages = 0
         self._frozen_batch_norm: FrozenBatchNorm = "off"
 
     @classmethod
     def from_backbone(cls, name: str, dim: int | None = 64, **options: Any) -> "Encoder":
-        """The encoder on the backbone called ``name``; ``options`` are those of ``EncoderConfig``."""
+        """The encoder on the backbone called ``name``; ``options`` are those of `EncoderConfig`."""
         return cls(EncoderConfig(backbone=name, dim=dim, **options))
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        *,
+        dim: int | None = 64,
+        preprocess: Preprocess | TextPreprocess | None = None,
+        in_features: int | None = None,
+        pooling: Pooling = "average",
+        layer_norm: bool = False,
+        class_names: Sequence[str] = (),
+    ) -> "Encoder":
+        """The encoder on any module from images, vectors or token ids to features.
+
+        Feature maps are pooled, ``(batch, tokens, features)`` is averaged over tokens, and ``(batch, features)`` is
+        used as it is. For vectors give ``in_features``; for texts a ``preprocess`` from a list of strings to the
+        module's input; for images a `Preprocess`, by default ``module.preprocess`` or else 224 pixels with ImageNet's
+        mean and standard deviation.
+
+        Example:
+            >>> encoder = Encoder.from_module(nn.Sequential(nn.Linear(3, 8), nn.ReLU()), in_features=3, dim=2)
+            >>> encoder.takes, encoder.embed([[1.0, 2.0, 3.0]]).shape
+            ('vector', (1, 2))
+        """
+        config = EncoderConfig(
+            backbone=module_name(module),
+            dim=dim,
+            pooling=pooling,
+            layer_norm=layer_norm,
+            pretrained=False,
+            in_features=in_features,
+        )
+        return cls(config, class_names, backbone=module_backbone(module, preprocess, in_features))
 
     @property
     def dim(self) -> int:
-        """Length of the vectors that come out."""
+        """Length of the embeddings."""
         return self.config.dim or self.backbone.num_features
 
     @property
@@ -127,106 +156,78 @@ class Encoder(nn.Module):
         return len(self.backbone.stage_names)
 
     @property
-    def takes(self) -> Takes:
-        """What it makes vectors of: "images", "vectors" or "texts"."""
+    def takes(self) -> Kind:
+        """The kind of item that it embeds: "image", "vector" or "text"."""
         if self.preprocess is None:
-            return "vectors"
-        return "images" if isinstance(self.preprocess, Preprocess) else "texts"
+            return "vector"
+        return "image" if isinstance(self.preprocess, Preprocess) else "text"
 
-    # From input to unit vectors, and the parts of that way.
+    # From items to embeddings, and the steps in between.
 
     @torch.no_grad()
     def embed(self, items: Images | Vectors | Texts, batch_size: int = 64) -> Float32[np.ndarray, "items dim"]:
-        """Unit vectors of ``items``: images, vectors or texts, whichever the encoder takes; of one item, one row.
+        """Embeddings of ``items``, one row each: images, vectors or texts, whichever the encoder takes.
 
-        Images are paths, Pillow images or 8-bit arrays of height×width×3, in any size; vectors are an array, tensor or
-        list of rows; texts are strings. Images are cut as in evaluation. Computes on the encoder's device, in
-        evaluation mode.
+        Images are paths, Pillow images or 8-bit arrays of height×width×3, of any size, and get the evaluation view;
+        vectors are an array, a tensor or a list of rows; texts are strings. A single item gives one row. Computes on
+        the encoder's device, in evaluation mode.
         """
         if batch_size < 1:
-            raise ValueError(f"batch_size = {batch_size} is too small: at least 1 is needed")
+            raise UserError(f"batch_size = {batch_size} must be at least 1")
         device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
         was_training = self.training
         self.eval()
         try:
-            batches = input_batches(items, self.preprocess, self.config.in_features or 0, batch_size)
-            found = [self(self.prepare(batch).to(device)).float().cpu().numpy() for batch in batches]
+            batches = input_batches(items, self.preprocess, self.config.in_features, batch_size)
+            embeddings = [self(self.prepare(batch).to(device)).float().cpu().numpy() for batch in batches]
         finally:
             self.train(was_training)
-        return np.concatenate([np.empty((0, self.dim), dtype=np.float32), *found])
+        return np.concatenate([np.empty((0, self.dim), dtype=np.float32), *embeddings])
 
     def prepare(self, batch: Batch) -> Num[Tensor, "batch ..."]:
-        """Network input from a batch as data come: 8-bit RGB images, texts, or vectors, which stay as they are."""
+        """Network input from a batch of 8-bit RGB images, texts, or vectors, which stay as they are."""
         return batch if self.preprocess is None else self.preprocess(batch)  # type: ignore[arg-type, return-value]
 
     def example(self, count: int = 1) -> Num[Tensor, "count ..."]:
-        """Network input of ``count`` blank items, for whoever needs its shape."""
-        if self.preprocess is None:
-            return torch.zeros(count, self.config.in_features or 1)
-        if isinstance(self.preprocess, Preprocess):
-            return self.preprocess(torch.zeros(count, self.preprocess.size, self.preprocess.size, 3, dtype=torch.uint8))
-        return self.preprocess([""] * count)
+        """Network input of ``count`` blank items, for its shape."""
+        return example_input(self.preprocess, self.config.in_features, count)
 
     def forward(self, inputs: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
-        """Unit vectors of network input, as ``prepare`` makes it."""
-        return self.project(self.features(inputs))
+        """Embeddings of network input, which `prepare` makes."""
+        return self.run_from(inputs, 0)
 
     def features(self, inputs: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
         """Pooled features of the backbone, before the layer norm and the head."""
         return self.features_from(inputs, 0)
 
-    def project(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
-        """Unit vectors of pooled features."""
-        if self.layer_norm is not None:
-            features = self.layer_norm(features)
-        if self.head is not None:
-            features = self.head(features)
-        return F.normalize(features, dim=-1)
-
     def run_trunk(self, inputs: Num[Tensor, "batch ..."], last: int) -> Num[Tensor, "batch ..."]:
-        """Output of the first ``last`` stages: what a cache of a frozen trunk keeps."""
+        """Output of the first ``last`` stages, which can be cached if they are frozen."""
         return self.backbone.run(inputs, 0, last)
 
     def run_from(self, x: Num[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch dim"]:
-        """Unit vectors from the output of the first ``first`` stages: the rest of ``forward``."""
+        """Embeddings from the output of the first ``first`` stages: the rest of `forward`."""
         return self.project(self.features_from(x, first))
 
     def features_from(self, x: Num[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch features"]:
-        """Pooled features from the output of the first ``first`` stages, or from kept features themselves."""
-        if first == self.num_stages and x.ndim == 2 and x.shape[1] == self._num_features:
-            return x
-        if first > self._taps[0]:
-            raise ValueError(
-                f"the first of {len(self._taps)} heads taps the backbone after {self._taps[0]} stages, and {first} are"
-                " frozen and kept; train the head alone, all layers, or more of the last ones"
-            )
-        shallow = []
-        for tap in self._taps[:-1]:
-            x, first = self.backbone.run(x, first, tap), tap
-            shallow.append(in_cells(x))
-        pooled = self._pool(self.backbone.run(x, first))
-        return torch.cat([*shallow, pooled], dim=1) if shallow else pooled
+        """Pooled features from the output of the first ``first`` stages; pooled features stay as they are."""
+        return pool(self.backbone.run(x, first), self.config.pooling)
 
-    def _pool(self, x: Float[Tensor, "batch features ..."]) -> Float[Tensor, "batch features"]:
-        if x.ndim == 2:
-            return x
-        average = x.mean(dim=(2, 3))
-        return average + x.amax(dim=(2, 3)) if self.config.pooling == "average+max" else average
+    def head_input(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch features"]:
+        """Pooled features as the head takes them: after the layer norm, if there is one."""
+        return features if self.layer_norm is None else self.layer_norm(features)
 
-    @torch.no_grad()
-    def _shallow_taps(self) -> list[Tap]:
-        x = self.example()
-        self.backbone.eval()
-        tapped = [self.backbone.run(x, 0, tap) for tap in self._taps[:-1]]
-        return [Tap(x.shape[1], in_cells(x).shape[1] // x.shape[1]) for x in tapped]
+    def project(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
+        """Embeddings of pooled features."""
+        features = self.head_input(features)
+        return F.normalize(features if self.head is None else self.head(features), dim=-1)
 
-    # What learns.
+    # What is trained.
 
     def set_trainable(self, part: str) -> int:
-        """Let ``"head"``, ``"last:N"`` (the head and the last N stages) or ``"all"`` learn; the rest is frozen.
+        """Train ``"head"``, ``"last:N"`` (the head and the last N stages) or ``"all"``; the rest is frozen.
 
-        Returns the number of frozen stages. They also stay in evaluation mode, so that what they give for an input
-        never changes and may be kept.
+        Returns the number of frozen stages. They stay in evaluation mode, so their output for an input never changes
+        and can be cached.
         """
         self._frozen_stages = self._count_frozen(part)
         self._apply_frozen()
@@ -235,13 +236,13 @@ class Encoder(nn.Module):
     def freeze_batch_norm(self, mode: FrozenBatchNorm) -> None:
         """Freeze nothing of batch norm, its running statistics, or those and its scale and shift.
 
-        With ``"statistics"`` every batch norm normalises by its running mean and variance also in training, and
-        does not update them, while its scale and shift still learn: the usual fine-tuning on batches too small
-        to estimate statistics, and what the SoftTriple authors' code does. ``"statistics+affine"`` stops scale
-        and shift too, so that batch norm is a constant map. Holds through later calls of ``train()``.
+        With ``"statistics"`` every batch norm uses its running mean and variance in training as well and does not
+        update them, while scale and shift are still trained: the usual fine-tuning on batches too small to estimate
+        statistics, and what the SoftTriple authors' code does. ``"statistics+affine"`` freezes scale and shift too.
+        Later calls of ``train()`` keep it.
         """
         if mode not in get_args(FrozenBatchNorm):
-            raise ValueError(f"batch norm: {mode!r} is not one of {', '.join(get_args(FrozenBatchNorm))}")
+            raise UserError(f"batch norm: {mode!r} must be one of {', '.join(get_args(FrozenBatchNorm))}")
         self._frozen_batch_norm = mode
         self._apply_frozen()
 
@@ -252,43 +253,30 @@ class Encoder(nn.Module):
             module.eval()
         return self
 
-    @torch.no_grad()
-    def initialize_head_from_pca(self, features: Float[Tensor, "items features"]) -> None:
-        """Make the head the projection on the principal directions of pooled ``features``, not whitened.
-
-        A head that starts there keeps what the backbone's features tell apart, where a random one loses part.
-        """
+    def set_head(self, weight: Float[Tensor, "dim features"], bias: Float[Tensor, " dim"]) -> None:
+        """Copy ``weight`` and ``bias`` into the linear head."""
         if not isinstance(self.head, nn.Linear):
-            raise ValueError("only a single linear head starts from PCA: this encoder has none, or several")
-        items, dim = len(features), self.head.out_features
-        if dim > min(items - 1, features.shape[1]):
-            raise ValueError(
-                f"PCA to dim = {dim} needs more than {dim} items and at least {dim} features,"
-                f" not {items} and {features.shape[1]}"
-            )
-        if self.layer_norm is not None:
-            features = self.layer_norm(features.to(self.head.weight.device)).cpu()
-        rows = features.double()
-        mean = rows.mean(dim=0)
-        _, directions = torch.linalg.eigh((rows - mean).T @ (rows - mean))
-        principal = directions[:, -dim:].flip(1).T
-        self.head.weight.copy_(principal)
-        self.head.bias.copy_(-principal @ mean)
+            raise UserError("this encoder has no linear head to initialise")
+        with torch.no_grad():
+            self.head.weight.copy_(weight)
+            self.head.bias.copy_(bias)
+
+    def initialize_head_from_pca(self, features: Float[Tensor, "items features"]) -> None:
+        """Make the head the projection on the principal components of pooled ``features``."""
+        self.set_head(*pca_head(self.head_input(features), self.dim))
 
     def _count_frozen(self, part: str) -> int:
+        check_trainable(part)
         if part == "all":
             return 0
-        if part == "head" and self.head is None:
-            raise ValueError("trainable = 'head': this encoder has no head (dim = none)")
         if part == "head":
+            if self.head is None:
+                raise UserError("trainable = 'head': this encoder has no head (dim = none)")
             return self.num_stages
-        kind, _, number = part.partition(":")
-        if kind == "last" and number.isdecimal() and 1 <= int(number) <= self.num_stages:
-            return self.num_stages - int(number)
-        raise ValueError(
-            f"trainable = {part!r} is not head, all or last:N with N from 1 to the"
-            f" {self.num_stages} stages of {self.config.backbone}"
-        )
+        count = int(part.removeprefix("last:"))
+        if count > self.num_stages:
+            raise UserError(f"trainable = {part!r}: {self.config.backbone} has only {self.num_stages} stages")
+        return self.num_stages - count
 
     def _apply_frozen(self) -> None:
         self.requires_grad_(True)
@@ -314,74 +302,98 @@ class Encoder(nn.Module):
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all that inference needs to ``folder``: model.safetensors and encoder.json.
 
-        Each file appears, or replaces an older one, in one step; encoder.json comes last and holds the checksum of
-        the weights, so that it is never read with others.
+        Each file appears, or replaces an older one, in one step. encoder.json comes last and holds the checksum of the
+        weights, so that it is never read with others.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.state_dict().items()}
         with appearing_file(folder / _WEIGHTS) as temporary:
-            write_tensors(temporary, tensors)
+            write_tensors(temporary, self._tensors())
             checksum = sha256_of(temporary)
-        description = {
-            "format": FORMAT,
-            "softtriple": importlib.metadata.version("softtriple"),
-            "sha256": checksum,
-            "config": asdict(self.config),
-            "preprocess": asdict(self.preprocess) if isinstance(self.preprocess, Preprocess) else None,
-            "class_names": self.class_names,
-        }
-        write_whole(folder / _DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+        description = write_description(self.config, self.preprocess, self.class_names, checksum)
+        write_whole(folder / _DESCRIPTION, description)
+
+    def fingerprint(self) -> str:
+        """A hash of the weights, the configuration and the preprocessing; the same before and after saving."""
+        digest = hashlib.sha256(tensors_as_bytes(self._tensors()))
+        digest.update(json.dumps(identity(self.config, self.preprocess), sort_keys=True).encode())
+        return digest.hexdigest()[:16]
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> "Encoder":
-        """The encoder in ``folder``, or in the ``encoder`` folder of the run directory ``folder``, to evaluate."""
+    def load(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        backbone: nn.Module | None = None,
+        preprocess: TextPreprocess | None = None,
+        head: nn.Module | None = None,
+    ) -> "Encoder":
+        """The encoder in ``folder``, or in the ``encoder`` folder of the run directory ``folder``, to evaluate.
+
+        An encoder made by `from_module` needs ``backbone``, a module of the same architecture, which gets the saved
+        weights; one on texts also needs its ``preprocess``, unless the module has it.
+        """
         inner = Path(folder) / "encoder"
         folder = inner if inner.is_dir() else Path(folder)
-        for name in (_DESCRIPTION, _WEIGHTS):
-            if not (folder / name).is_file():
-                raise FileNotFoundError(f"{folder}: no encoder here, {name} is missing")
-        described = _read_description(folder / _DESCRIPTION)
-        tensors = read_tensors(folder / _WEIGHTS)
-        bare = replace(described.config, pretrained=False, weights=None)
+        weights, description = folder / _WEIGHTS, folder / _DESCRIPTION
+        for path in (description, weights):
+            if not path.is_file():
+                raise MissingFileError(f"{folder}: no encoder here, {path.name} is missing")
+        described = read_description(description)
+        config = described.config
+        if config.backbone.startswith(f"{MODULE}:") != (backbone is not None):
+            what = config.backbone.removeprefix(f"{MODULE}:")
+            how = "pass" if backbone is None else "leave out"
+            raise UserError(
+                f"{folder}: the backbone of this encoder is {what}; {how} Encoder.load(..., backbone=module)"
+            )
+
+        staged = None
+        if backbone is not None:
+            staged = module_backbone(backbone, described.preprocess or preprocess, config.in_features)
+
+        def build() -> Encoder:
+            bare = replace(config, pretrained=False, weights=None)
+            return cls(bare, described.class_names, backbone=staged, head=head)
+
         try:
-            # On the meta device sizes take no memory: a description that does not fit the weights never gets any.
+            # The meta device allocates nothing, so a description that does not fit the weights costs no memory.
             with torch.device("meta"):
-                sketch = cls(bare)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{folder / _DESCRIPTION}: no encoder can be built like that ({error})") from error
-        refuse_misfits(sketch, tensors, str(folder / _WEIGHTS))
-        if described.sha256 not in (None, sha256_of(folder / _WEIGHTS)):
-            raise ValueError(f"{folder / _WEIGHTS}: damaged, or not the weights that {_DESCRIPTION} belongs to")
-        encoder = cls(bare, described.class_names)
-        encoder.config = described.config
+                encoder = build()
+        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+            raise UserError(f"{description}: no encoder can be built from it ({error})") from error
+        check_fit(encoder, read_shapes(weights), str(weights))
+        if described.sha256 != sha256_of(weights):
+            raise UserError(f"{weights}: damaged, or not the weights that {_DESCRIPTION} belongs to")
+        if _has_unsaved_buffers(encoder):  # some networks of libraries: only their constructor knows the values
+            encoder = build()
+        _allocate(encoder)
+        encoder.load_state_dict(read_tensors(weights))
+        encoder.config = config
         if described.preprocess is not None:
-            # What the weights were trained on, even where this version's default has become another.
+            # What the weights were trained on, even if this version's default differs.
             encoder.preprocess = described.preprocess
-        load_exactly(encoder, tensors, str(folder / _WEIGHTS))
         return encoder.eval()
 
+    def _tensors(self) -> dict[str, Tensor]:
+        """The state as separate contiguous tensors; safetensors refuses to write tied ones."""
+        tensors: dict[str, Tensor] = {}
+        storages = set()
+        for name, tensor in self.state_dict().items():
+            saved = tensor.cpu().contiguous()
+            storage = saved.untyped_storage().data_ptr()
+            tensors[name] = saved.clone() if storage in storages else saved
+            storages.add(storage)
+        return tensors
 
-@dataclass(frozen=True, kw_only=True)
-class _Description:
-    """The content of encoder.json; early ones have neither ``format`` nor ``sha256``."""
 
-    config: EncoderConfig
-    preprocess: Preprocess | None
-    class_names: tuple[str, ...]
-    format: int = FORMAT
-    sha256: str | None = None
-    softtriple: str = ""
+def _allocate(encoder: Encoder) -> None:
+    """Give memory to the parameters and buffers on the meta device."""
+    for module in encoder.modules():
+        if any(tensor.is_meta for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
+            module.to_empty(device="cpu", recurse=False)
 
 
-def _read_description(path: Path) -> _Description:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not the description of an encoder ({error})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: not the description of an encoder but a {type(content).__name__}")
-    refuse_newer(path, content.get("format"), FORMAT)
-    description = build_checked(_Description, content, where=str(path))
-    assert isinstance(description, _Description)
-    return description
+def _has_unsaved_buffers(encoder: Encoder) -> bool:
+    saved = encoder.state_dict().keys()
+    return any(buffer.is_meta and name not in saved for name, buffer in encoder.named_buffers())

@@ -1,6 +1,6 @@
-"""What `Encoder.embed` takes, as the batches that `Encoder.prepare` takes: images, vectors or texts of any origin.
+"""What `Encoder.embed` takes, as batches for `Encoder.prepare`: images, vectors or texts in any form.
 
-Images get the resize and the centre crop of evaluation, so that a picture gives the same vector wherever it comes from.
+Images get the evaluation view, so that a picture has the same embedding wherever it comes from.
 """
 
 import itertools
@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Num, UInt8
 from PIL import Image
 from torch import Tensor
 
-from softtriple.data.images import center_crop, decode_image, resize_short_side, to_rgb
+from softtriple.data.images import View, center_crop, decode_image, resize_short_side, to_rgb
+from softtriple.errors import UserError
 from softtriple.models.preprocess import Preprocess, TextPreprocess
 
 Pixels = UInt8[np.ndarray, "height width 3"] | UInt8[np.ndarray, "height width"]
-# Lists are written as Sequence[Any] and checked by hand: the message then says which item is wrong, and why.
+# Lists are Sequence[Any] and checked item by item: the message then says which item is wrong, and why.
 Images = str | os.PathLike[str] | Image.Image | Pixels | Tensor | Sequence[Any]
 Vectors = np.ndarray | Tensor | Sequence[Any]
 Texts = str | Sequence[Any]
@@ -26,57 +27,61 @@ Batch = UInt8[Tensor, "batch height width 3"] | Float[Tensor, "batch in_features
 
 
 def input_batches(
-    items: Images | Vectors | Texts, preprocess: Preprocess | TextPreprocess | None, in_features: int, batch_size: int
+    items: Images | Vectors | Texts,
+    preprocess: Preprocess | TextPreprocess | None,
+    in_features: int | None,
+    batch_size: int,
 ) -> Iterator[Batch]:
-    """Batches of ``items`` for a network with this ``preprocess``; one item alone is a batch of one."""
+    """Batches of ``items`` for a network with this ``preprocess``; a single item is a batch of one."""
     if preprocess is None:
-        return _vector_batches(items, in_features, batch_size)
+        rows = _rows(items, in_features)
+        for start in range(0, len(rows), batch_size):
+            yield torch.from_numpy(rows[start : start + batch_size])
+    elif isinstance(preprocess, Preprocess):
+        for batch in _batched(_images(items), batch_size):
+            pixels = [_eval_pixels(_rgb(image, f"image {number}"), preprocess.eval_view) for number, image in batch]
+            yield torch.from_numpy(np.stack(pixels))
+    else:
+        for batch in _batched(_texts(items), batch_size):
+            yield [_text(text, f"text {number}") for number, text in batch]
+
+
+def example_input(
+    preprocess: Preprocess | TextPreprocess | None, in_features: int | None, count: int = 1
+) -> Num[Tensor, "count ..."]:
+    """Network input of ``count`` blank items, for its shape and type."""
+    if preprocess is None:
+        return torch.zeros(count, in_features or 1)
     if isinstance(preprocess, Preprocess):
-        return _image_batches(items, preprocess, batch_size)
-    return _text_batches(items, batch_size)
+        return preprocess(torch.zeros(count, preprocess.size, preprocess.size, 3, dtype=torch.uint8))
+    return preprocess([""] * count)
 
 
-def _image_batches(
-    images: Any, preprocess: Preprocess, batch_size: int
-) -> Iterator[UInt8[Tensor, "batch height width 3"]]:
+def _rows(vectors: Any, in_features: int | None) -> np.ndarray:
+    array = vectors.numpy(force=True) if isinstance(vectors, Tensor) else np.asarray(vectors)
+    if not array.size:
+        return np.empty((0, in_features or 0), dtype=np.float32)
+    rows = np.atleast_2d(array)
+    if rows.ndim != 2 or rows.shape[1] != in_features or rows.dtype.kind not in "fiu":
+        raise UserError(f"vectors: expected rows of {in_features} numbers, got {array.dtype} of shape {_shape(array)}")
+    wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+    if len(wrong):
+        raise UserError(f"vector {wrong[0]} holds NaN or infinite numbers")
+    return np.array(rows, dtype=np.float32, order="C")
+
+
+def _images(images: Any) -> Any:
+    """``images`` as something to iterate over; a single image becomes a list of one."""
     if isinstance(images, Tensor):
-        if images.ndim == 3 and images.shape[0] == 3 and images.shape[2] != 3:  # one image as torch has it, or three
-            shape = "×".join(map(str, images.shape))
-            raise ValueError(f"images: a tensor of height×width×3 is expected, got {shape}: permute(1, 2, 0)")
+        if (
+            images.ndim == 3 and images.shape[0] == 3 and images.shape[2] != 3
+        ):  # one image of torchvision, or three grey
+            raise UserError(f"images: expected a tensor of height×width×3, got {_shape(images)}; use permute(1, 2, 0)")
         images = images.numpy(force=True)
     single = isinstance(images, str | os.PathLike | Image.Image)
     if isinstance(images, np.ndarray):
         single = images.ndim == 2 or (images.ndim == 3 and images.shape[2] == 3)
-    for numbered in _batched([images] if single else images, batch_size):
-        yield torch.from_numpy(np.stack([_view(image, number, preprocess) for number, image in numbered]))
-
-
-def _vector_batches(vectors: Any, in_features: int, batch_size: int) -> Iterator[Float[Tensor, "batch in_features"]]:
-    array = vectors.numpy(force=True) if isinstance(vectors, Tensor) else np.asarray(vectors)
-    if not array.size:
-        return
-    rows = np.atleast_2d(array)
-    if rows.ndim != 2 or rows.shape[1] != in_features or rows.dtype.kind not in "fiu":
-        shape = "×".join(map(str, array.shape))
-        raise ValueError(f"vectors: expected rows of {in_features} numbers, got {array.dtype} of shape {shape}")
-    wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    if len(wrong):
-        raise ValueError(f"vector {wrong[0]}: it holds NaN or infinite numbers")
-    for start in range(0, len(rows), batch_size):
-        yield torch.from_numpy(np.array(rows[start : start + batch_size], dtype=np.float32))
-
-
-def _text_batches(texts: Any, batch_size: int) -> Iterator[list[str]]:
-    for numbered in _batched([texts] if isinstance(texts, str) else texts, batch_size):
-        for number, text in numbered:
-            if not isinstance(text, str):
-                raise ValueError(f"text {number}: expected a string, got {type(text).__name__}")
-        yield [str(text) for _, text in numbered]
-
-
-def _view(image: Any, number: int, preprocess: Preprocess) -> UInt8[np.ndarray, "size size 3"]:
-    rgb = _rgb(image, f"image {number}")
-    return np.asarray(center_crop(resize_short_side(rgb, preprocess.resize), preprocess.size))
+    return [images] if single else images
 
 
 def _rgb(image: Any, name: str) -> Image.Image:
@@ -85,16 +90,35 @@ def _rgb(image: Any, name: str) -> Image.Image:
     if isinstance(image, Image.Image):
         return to_rgb(image, name)
     if not isinstance(image, np.ndarray | Tensor):
-        raise ValueError(f"{name}: expected a path, a Pillow image or an array, got {type(image).__name__}")
+        raise UserError(f"{name}: expected a path, a Pillow image or an array, got {type(image).__name__}")
     pixels = image.numpy(force=True) if isinstance(image, Tensor) else image
     if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
-        shape = "×".join(map(str, pixels.shape))
-        raise ValueError(f"{name}: expected uint8 of height×width×3 (or height×width), got {pixels.dtype} of {shape}")
+        got = f"{pixels.dtype} of {_shape(pixels)}"
+        raise UserError(f"{name}: expected uint8 of height×width×3 (or height×width), got {got}")
     return to_rgb(Image.fromarray(pixels), name)
 
 
+def _eval_pixels(image: Image.Image, view: View) -> UInt8[np.ndarray, "size size 3"]:
+    assert view.resize is not None, "the evaluation view resizes"
+    return np.asarray(center_crop(resize_short_side(image, view.resize), view.size))
+
+
+def _texts(texts: Any) -> Any:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _text(text: Any, name: str) -> str:
+    if not isinstance(text, str):
+        raise UserError(f"{name}: expected a string, got {type(text).__name__}")
+    return str(text)  # NumPy's strings are a subclass
+
+
 def _batched(items: Iterable[Any], size: int) -> Iterator[list[tuple[int, Any]]]:
-    """Lists of ``size`` items with their numbers; the last is perhaps shorter."""
+    """Lists of at most ``size`` items with their numbers."""
     remaining = enumerate(items)
     while batch := list(itertools.islice(remaining, size)):
         yield batch
+
+
+def _shape(array: np.ndarray | Tensor) -> str:
+    return "×".join(map(str, array.shape))

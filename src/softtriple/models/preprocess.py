@@ -1,4 +1,4 @@
-"""How 8-bit images, or texts, become the input that a network's weights expect."""
+"""How 8-bit images or texts become the input that a network's weights expect."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
@@ -7,9 +7,12 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-# ITU-R BT.601, what Pillow's convert("L") uses.
+from softtriple.data.images import View
+from softtriple.errors import UserError
+
+# ITU-R BT.601, as in Pillow's convert("L").
 _LUMA = (0.299, 0.587, 0.114)
-# Far beyond any network; a description with more would only fill the memory.
+# No network needs more; a damaged description must not exhaust the memory.
 MAX_SIDE = 8192
 
 
@@ -18,8 +21,8 @@ class Preprocess:
     """Size, channel order and scale of a network's input.
 
     Calling it turns RGB images, already cropped to ``size`` by ``size``, into network input:
-    ``(value * peak / 255 - mean) / std`` for each channel, channels in the order of ``channels``.
-    ``resize`` is the short side that images get before the centre crop.
+    ``(value * peak / 255 - mean) / std`` for each channel, in the order of ``channels``.
+    ``resize`` is the short side of an image before it is cropped.
     """
 
     size: int
@@ -31,18 +34,23 @@ class Preprocess:
 
     def __post_init__(self) -> None:
         if self.channels not in ("rgb", "bgr", "gray"):
-            raise ValueError(f"preprocess: channels = {self.channels!r} is not rgb, bgr or gray")
+            raise UserError(f"preprocess: channels = {self.channels!r} must be rgb, bgr or gray")
         if not 1 <= self.size <= self.resize <= MAX_SIDE:
-            raise ValueError(
-                f"preprocess: size = {self.size} and resize = {self.resize} are not 1 ≤ size ≤ resize ≤ {MAX_SIDE}"
+            raise UserError(
+                f"preprocess: size = {self.size} and resize = {self.resize} must satisfy 1 ≤ size ≤ resize ≤ {MAX_SIDE}"
             )
         if not len(self.mean) == len(self.std) == self.num_channels:
-            raise ValueError(f"preprocess: mean and std need {self.num_channels} numbers for {self.channels}")
+            raise UserError(f"preprocess: mean and std need {self.num_channels} numbers for {self.channels}")
 
     @property
     def num_channels(self) -> int:
         """Number of channels of the network input."""
         return 1 if self.channels == "gray" else 3
+
+    @property
+    def eval_view(self) -> View:
+        """What the network sees of an image in evaluation: the short side resized, the centre cropped."""
+        return View(size=self.size, resize=self.resize)
 
     def __call__(self, images: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch channels height width"]:
         """Network input in the default float type, on the device of ``images``."""
@@ -57,9 +65,14 @@ class Preprocess:
         return (pixels * (self.peak / 255) - mean) / std
 
 
+IMAGENET = Preprocess(
+    size=224, resize=256, channels="rgb", peak=1.0, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
+)
+
+
 @runtime_checkable
 class TextPreprocess(Protocol):
-    """What turns texts into network input; a frozen dataclass whose compared fields describe it."""
+    """Turns texts into network input; ours are frozen dataclasses whose compared fields describe them."""
 
     def __call__(self, texts: list[str]) -> Int64[Tensor, "texts ..."]:
         """A row of numbers for each text."""

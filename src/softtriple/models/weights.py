@@ -1,66 +1,88 @@
-"""Weight files, read safely and with a reason when they do not fit."""
+"""Weight files: read without unpickling, and checked against the network before anything is loaded."""
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
+
+from softtriple.errors import UserError
+
+_METADATA = {"format": "pt"}
+
+
+class MissingFileError(UserError, FileNotFoundError):
+    """A file that the user must provide."""
 
 
 def read_weights(source: str) -> dict[str, Tensor]:
     """The tensors of a PyTorch weight file, given by path or by http(s) URL.
 
-    A URL is downloaded once, into PyTorch's cache directory. Where the file's name ends in the beginning of its
-    SHA-256, as in ``bn_inception-52deb4733.pth``, the content is checked against it. Nothing is unpickled but
-    tensors.
+    A URL is downloaded once, into PyTorch's cache directory. If the file name ends in the beginning of the file's
+    SHA-256, as in ``bn_inception-52deb4733.pth``, the content is checked against it. Only tensors are unpickled.
     """
-    path = _download(source) if source.startswith(("http://", "https://")) else Path(source)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such weight file")
+    path = _download(source) if is_url(source) else check_weights_file(source)
     expected = _checksum_in_name(path.name)
     actual = sha256_of(path)
     if not actual.startswith(expected):
-        raise ValueError(f"{path}: its SHA-256 begins with {actual[: len(expected)]}, not {expected}")
+        raise UserError(f"{path}: its SHA-256 begins with {actual[: len(expected)]}, expected {expected}")
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged archives raise whatever their reader meets first
-        raise ValueError(f"{path}: not a readable PyTorch weight file") from error
+        raise UserError(f"{path}: not a readable PyTorch weight file") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise ValueError(f"{path}: holds no state dict, a dictionary of tensors by name")
+        raise UserError(f"{path}: not a state dict, which maps names to tensors")
     return dict(weights)
 
 
+def check_weights_file(path: str) -> Path:
+    """``path`` as a Path, or MissingFileError if there is no file."""
+    if not Path(path).is_file():
+        raise MissingFileError(f"{path}: no such weight file")
+    return Path(path)
+
+
 def load_exactly(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load ``weights`` into ``module``, whose names and shapes they must have; ``source`` is named in errors."""
-    refuse_misfits(module, weights, source)
-    module.load_state_dict(weights, strict=False)
+    """Load ``weights`` into ``module``; names and shapes must match, and errors name ``source``.
 
-
-def refuse_misfits(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Refuse weights whose names or shapes are not those of ``module``.
-
-    Batch norm's step counters may be missing: old files have none.
+    The step counters of batch norm may be missing, as they are in old files.
     """
-    wanted = module.state_dict()
-    missing = [name for name in wanted if name not in weights and not name.endswith(".num_batches_tracked")]
-    unexpected = [name for name in weights if name not in wanted]
-    misshapen = [name for name in wanted if name in weights and weights[name].shape != wanted[name].shape]
+    counters = {name: value for name, value in module.state_dict().items() if name.endswith(".num_batches_tracked")}
+    complete = {**counters, **weights}
+    check_fit(module, {name: value.shape for name, value in complete.items()}, source)
+    module.load_state_dict(complete)
+
+
+def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], source: str) -> None:
+    """UserError unless ``shapes`` are the names and shapes of the tensors of ``module``."""
+    wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    missing = [name for name in wanted if name not in shapes]
+    unexpected = [name for name in shapes if name not in wanted]
+    misshapen = [name for name, shape in wanted.items() if name in shapes and tuple(shapes[name]) != shape]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
     if any(problems.values()):
-        lists = "; ".join(f"{kind}: {_abridged(names)}" for kind, names in problems.items() if names)
-        raise ValueError(f"{source}: the weights do not fit the network ({lists})")
+        lists = "; ".join(f"{problem}: {_abridged(names)}" for problem, names in problems.items() if names)
+        raise UserError(f"{source}: the weights do not fit the network ({lists})")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write ``tensors`` as safetensors; a failure is an OSError, as it is for any other file."""
+    """Write ``tensors`` as safetensors, with the permissions of any new file; a failure is an OSError."""
+    path.touch()
+    mode = path.stat().st_mode
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata=_METADATA)
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written ({error})") from error
+    path.chmod(mode)  # safetensors renames a temporary file that only its owner may read
+
+
+def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """The content of the file that `write_tensors` writes."""
+    return save(dict(tensors), metadata=_METADATA)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -68,7 +90,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable safetensors file ({error})") from error
+        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
+
+
+def read_shapes(path: Path) -> dict[str, list[int]]:
+    """The shape of every tensor of a safetensors file, from its header."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise UserError(f"{path}: not a readable safetensors file ({error})") from error
 
 
 def sha256_of(path: Path) -> str:
@@ -77,9 +108,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def is_url(source: str) -> bool:
+    """Whether ``source`` is an http(s) URL rather than a path."""
+    return source.startswith(("http://", "https://"))
+
+
 def downloaded_file(url: str) -> Path:
-    """Where the weight file at ``url`` is kept once it is downloaded: in PyTorch's cache directory."""
-    return Path(torch.hub.get_dir()) / "checkpoints" / url.rsplit("/", 1)[-1]
+    """Where the weight file at ``url`` is cached, below PyTorch's cache directory.
+
+    A name that carries its checksum identifies the content; other files get a folder for each URL.
+    """
+    folder, name = Path(torch.hub.get_dir()) / "checkpoints", url.rsplit("/", 1)[-1]
+    return folder / name if _checksum_in_name(name) else folder / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
 def _download(url: str) -> Path:
@@ -89,11 +129,11 @@ def _download(url: str) -> Path:
         try:
             torch.hub.download_url_to_file(url, str(path), _checksum_in_name(path.name), progress=False)
         except OSError as error:  # every failure of urllib is one
-            raise FileNotFoundError(
-                f"{url}: cannot be downloaded ({error}); get it elsewhere and give its path"
+            raise MissingFileError(
+                f"{url}: download failed ({error}). Get the file elsewhere and give its path."
             ) from error
         except RuntimeError as error:  # how torch.hub reports a wrong checksum
-            raise ValueError(f"{url}: {error}") from error
+            raise UserError(f"{url}: {error}") from error
     return path
 
 

@@ -154,7 +154,7 @@ def embed_queries(
             if rows[query] >= len(test):
                 raise ValueError(f"{query}: the run has {len(test)} test items, row:0 to row:{len(test) - 1}")
             found.append(_embed(encoder, test.take(np.array([rows[query]]))))
-        elif encoder.takes == "vectors":
+        elif encoder.takes == "vector":
             raise ValueError(f"{query}: the encoder takes vectors, no images or texts; ask by row:N of its test items")
         else:
             found.append(encoder.embed([query]))

@@ -24,7 +24,7 @@ CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five imag
 # On a CPU all layers are trained if that takes no longer than this; otherwise only the head, on cached features.
 PATIENCE_SECONDS = 20 * 60
 
-CUSTOM = "custom:"  # a module that the caller passed, and what kind it is; only the caller can pass it again
+CUSTOM = "module:"  # before the class of a backbone or loss that the caller passed, and only the caller can pass again
 
 
 def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:

@@ -13,13 +13,14 @@ from jaxtyping import Int64
 from torch import nn
 
 from softtriple import dist
-from softtriple.config import Config, setting_names, with_values
+from softtriple.config import Config, ModelConfig, setting_names, with_values
 from softtriple.data import Benchmark, Split, Vectors, absolute_spec, contiguous_labels, make_benchmark
 from softtriple.errors import UserError, did_you_mean
 from softtriple.files import appearing_file, explained, write_whole
 from softtriple.losses import Loss, as_loss, check_loss, sample_classes, shard
 from softtriple.metrics import Embeddings, evaluate
-from softtriple.models import Encoder, EncoderConfig, check_backbone, check_trainable, pca_head
+from softtriple.models import Encoder, EncoderConfig, check_backbone, check_trainable
+from softtriple.models.backbones.module import module_name
 from softtriple.models.features import Feeds, Rows, feature_rows
 from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
@@ -103,7 +104,7 @@ def configure(
     values["dataset"] = absolute_spec(data) if isinstance(data, str) else ""
     for name, given in (("model.backbone", backbone), ("loss.name", loss)):
         if given is not None:
-            values[name] = f"{CUSTOM}{type(given).__qualname__}" if isinstance(given, nn.Module) else given
+            values[name] = module_name(given) if isinstance(given, nn.Module) else given
     return with_values(config, values)
 
 
@@ -172,7 +173,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
     if config.model.head_init == "pca" and not resuming:  # a checkpoint would overwrite it
-        encoder.set_head(*pca_head(feature_rows(encoder, training, device=device), encoder.dim))
+        encoder.initialize_head_from_pca(feature_rows(encoder, training, device=device))
 
     def embed(split: Split) -> Embeddings:
         return embed_split(encoder, feeds, split, benchmark.class_names, reporter)
@@ -213,19 +214,34 @@ def build_encoder(
 ) -> Encoder:
     """The encoder that the resolved configuration describes, for the items of ``benchmark``."""
     items, model = benchmark.train.items, config.model
-    described = EncoderConfig(
+    in_features = items.values.shape[1] if isinstance(items, Vectors) else None
+    dim = None if model.dim == "auto" else model.dim
+    if backbone is not None:
+        encoder = Encoder.from_module(
+            backbone,
+            dim=dim,
+            in_features=in_features,
+            pooling=model.pooling,
+            layer_norm=model.layer_norm,
+            class_names=class_names,
+        )
+    else:
+        encoder = Encoder(_encoder_config(model, dim, in_features), class_names)
+    encoder.freeze_batch_norm(model.freeze_batch_norm if model.freeze_batch_norm != "auto" else "off")
+    return encoder
+
+
+def _encoder_config(model: ModelConfig, dim: int | None, in_features: int | None) -> EncoderConfig:
+    return EncoderConfig(
         backbone=model.backbone,
-        dim=None if model.dim == "auto" else model.dim,
+        dim=dim,
         pooling=model.pooling,
         layer_norm=model.layer_norm,
         weights=model.weights,
         input_size=model.input_size,
         hidden=model.hidden or None,
-        in_features=items.values.shape[1] if isinstance(items, Vectors) else None,
+        in_features=in_features,
     )
-    encoder = Encoder(described, class_names, backbone=backbone)
-    encoder.freeze_batch_norm(model.freeze_batch_norm if model.freeze_batch_norm != "auto" else "off")
-    return encoder
 
 
 def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchmark:

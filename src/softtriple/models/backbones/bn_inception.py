@@ -2,7 +2,7 @@
 
 GoogLeNet with batch norm after every convolution and two 3x3 convolutions in place of each 5x5. Parameters are
 named as in the public weight file, which was converted from Caffe: hence BGR input from 0 to 255, a bias before
-batch norm, and poolings that round sizes up and count padding.
+batch norm, and pooling that rounds sizes up and counts padding.
 """
 
 from typing import Literal, NamedTuple
@@ -20,7 +20,7 @@ BN_INCEPTION_URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52d
 
 
 class _Block(NamedTuple):
-    """Channels of one inception block, branch by branch; (reduce, out) where a 1x1 convolution goes before."""
+    """Channels of one inception block, branch by branch; (reduce, out) where a 1x1 convolution comes first."""
 
     name: str
     one: int | None
@@ -31,7 +31,7 @@ class _Block(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """2 for the blocks that halve the map: they have neither a 1x1 branch nor a projection."""
+        """2 for the blocks that halve the map, which have neither a 1x1 branch nor a projection."""
         return 2 if self.projection is None else 1
 
 
@@ -50,13 +50,12 @@ _BLOCKS = (
 
 
 class BNInception(StagedNetwork):
-    """BN-Inception up to its last feature map of 1024 channels; tapped after 4a, 4d and 5b."""
+    """BN-Inception up to its last feature map of 1024 channels."""
 
     def __init__(self, input_size: int = 224) -> None:
         super().__init__(
             stage_names=("conv1", "conv2", *(block.name for block in _BLOCKS)),
             num_features=1024,
-            taps=(6, 9, 12),
             preprocess=Preprocess(
                 size=input_size,
                 resize=round(input_size * 256 / 224),
@@ -99,7 +98,7 @@ class BNInception(StagedNetwork):
         return F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
 
     def _add_block(self, block: _Block, channels: int) -> int:
-        """Add the layers of ``block`` on ``channels`` input channels; the number of its output channels."""
+        """Add the layers of ``block`` for ``channels`` input channels; returns the number of its output channels."""
         name = block.name
         if block.one is not None:
             self._add_unit(f"{name}_1x1", channels, block.one)
@@ -121,10 +120,9 @@ class BNInception(StagedNetwork):
 
 
 def load_bn_inception_weights(network: StagedNetwork, source: str | None = None) -> None:
-    """Give ``network`` the ImageNet weights of the public file at the path or URL ``source``.
+    """Load the ImageNet weights of the public file at the path or URL ``source``, without its classifier.
 
-    Without ``source`` the file is downloaded once and kept in PyTorch's cache directory. Its name carries the
-    beginning of its SHA-256, which is checked. The classifier in the file is left out.
+    By default the file is downloaded once into PyTorch's cache directory and checked by the SHA-256 in its name.
     """
     source = source or BN_INCEPTION_URL
     weights = read_weights(source)

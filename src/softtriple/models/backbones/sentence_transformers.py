@@ -1,4 +1,4 @@
-"""Any model of sentence-transformers or transformers, as a backbone of one stage on texts, when that is installed."""
+"""Any model of sentence-transformers or transformers as a one-stage backbone on texts."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,48 +7,43 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from softtriple.errors import UserError
 from softtriple.models.backbones.stages import Chain
 
 
 def sentence_model(name: str) -> Chain:
-    """The model ``name``: a folder, or a name on the Hugging Face hub. Plain transformers are averaged over tokens.
+    """The model ``name``: a folder, or a name on the Hugging Face hub. Plain transformers get mean pooling.
 
-    Its weights are needed whenever the encoder is built, also to load a finished run: they bring the tokeniser.
+    The model is read whenever the encoder is built, even to load a finished run, because the tokenizer belongs to it.
     """
+    from sentence_transformers import SentenceTransformer
+
     try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ValueError(
-            f"st:{name} needs the sentence-transformers library: pip install 'softtriple[text]'"
-        ) from error
-    try:
-        with torch.device("cpu"):  # where weights are only checked for shape, the surrounding device is "meta"
+        with torch.device("cpu"):  # Encoder.load builds networks on the meta device
             model = SentenceTransformer(name, device="cpu")
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"st:{name}: no such folder, and no model that can be loaded by this name ({error})"
-        ) from error
+        raise UserError(f"st:{name}: neither a folder nor a model that can be loaded ({error})") from error
     preprocess = SentenceTokens(model=name, max_length=model.max_seq_length, tokenizer=model.tokenizer)
     network = _SentenceEmbedding(model)
     with torch.no_grad(), torch.device("cpu"):
         width = network(preprocess(["a"])).shape[1]
-    return Chain({"network": network}, num_features=width, taps=(1, 1, 1), preprocess=preprocess)
+    return Chain({"network": network}, num_features=width, preprocess=preprocess)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTokens:
-    """Texts to the tokens that ``model`` knows, and a second row that tells them (1) from what fills the row up (0)."""
+    """Texts to the token ids of ``model``, and their attention mask as a second row."""
 
     model: str
     max_length: int | None
-    tokenizer: Any = field(compare=False, repr=False)  # part of the model, so no part of its description
+    tokenizer: Any = field(compare=False, repr=False)  # belongs to the model, not to its description
 
     def __call__(self, texts: list[str]) -> Int64[Tensor, "texts 2 length"]:
-        """The tokens of each text, at most ``max_length``."""
-        found = self.tokenizer(
+        """Token ids and attention mask of each text, truncated to ``max_length``."""
+        tokens = self.tokenizer(
             texts, padding=True, truncation=self.max_length is not None, max_length=self.max_length, return_tensors="pt"
         )
-        return torch.stack([found["input_ids"], found["attention_mask"]], dim=1)
+        return torch.stack([tokens["input_ids"], tokens["attention_mask"]], dim=1)
 
 
 class _SentenceEmbedding(nn.Module):
@@ -57,6 +52,7 @@ class _SentenceEmbedding(nn.Module):
         self.model = model
 
     def forward(self, tokens: Int64[Tensor, "texts 2 length"]) -> Float[Tensor, "texts width"]:
-        found = self.model({"input_ids": tokens[:, 0], "attention_mask": tokens[:, 1]})
-        embedding: Tensor = found["sentence_embedding"]
+        embedding: Tensor = self.model({"input_ids": tokens[:, 0], "attention_mask": tokens[:, 1]})[
+            "sentence_embedding"
+        ]
         return embedding

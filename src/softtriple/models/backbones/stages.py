@@ -1,7 +1,7 @@
-"""Networks as a row of named stages: what every backbone is.
+"""Networks as a sequence of named stages: what every backbone is.
 
-Running a network in parts is what lets a frozen trunk be computed once and kept (``run(x, 0, n)``, later
-``run(kept, n)``), and what gives the inner depths that cascaded losses tap.
+Running a network in parts lets the features of frozen stages be computed once and cached: ``run(x, 0, n)`` now,
+``run(cached, n)`` later.
 """
 
 from abc import ABC, abstractmethod
@@ -16,10 +16,9 @@ from softtriple.models.preprocess import Preprocess, TextPreprocess
 class StagedNetwork(nn.Module, ABC):
     """A network that can be run from any of its stages to any other.
 
-    ``num_features`` is the number of channels (image networks) or columns (networks on vectors) of the output;
-    ``taps`` are three stage counts, the last of them all stages, after which a cascade may take features;
-    ``preprocess`` makes the input from images or texts and is ``None`` for networks on vectors.
-    A child module belongs to the stage whose name it bears, alone or followed by ``_``.
+    ``num_features`` is the number of channels of a feature map, or the width of feature vectors; ``preprocess`` makes
+    the input from images or texts and is ``None`` for networks on vectors.
+    A child module belongs to the stage of the same name, or whose name followed by ``_`` begins its own.
     """
 
     def __init__(
@@ -27,13 +26,11 @@ class StagedNetwork(nn.Module, ABC):
         *,
         stage_names: tuple[str, ...],
         num_features: int,
-        taps: tuple[int, int, int],
         preprocess: Preprocess | TextPreprocess | None,
     ) -> None:
         super().__init__()
         self.stage_names = stage_names
         self.num_features = num_features
-        self.taps = taps
         self.preprocess = preprocess
 
     @abstractmethod
@@ -51,7 +48,7 @@ class StagedNetwork(nn.Module, ABC):
         return x
 
     def forward(self, x: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """Output of all stages: a feature map before pooling, or feature vectors."""
+        """Output of all stages: a feature map, tokens or feature vectors, not yet pooled."""
         return self.run(x)
 
     def stage_modules(self, index: int) -> list[nn.Module]:
@@ -61,17 +58,16 @@ class StagedNetwork(nn.Module, ABC):
 
 
 class Chain(StagedNetwork):
-    """A network whose stages are modules, one after the other."""
+    """A network whose stages are modules, run one after another."""
 
     def __init__(
         self,
         stages: Mapping[str, nn.Module],
         *,
         num_features: int,
-        taps: tuple[int, int, int],
         preprocess: Preprocess | TextPreprocess | None,
     ) -> None:
-        super().__init__(stage_names=tuple(stages), num_features=num_features, taps=taps, preprocess=preprocess)
+        super().__init__(stage_names=tuple(stages), num_features=num_features, preprocess=preprocess)
         for name, module in stages.items():
             self.add_module(name, module)
 

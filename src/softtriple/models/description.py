@@ -1,0 +1,115 @@
+"""What an encoder is: its configuration, and encoder.json, which records it beside the weights."""
+
+import importlib.metadata
+import json
+import reprlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from softtriple.errors import UserError
+from softtriple.models.preprocess import Preprocess
+
+Pooling = Literal["average", "average+max"]
+
+FORMAT = 1  # of encoder.json: raise it when an older softtriple would misread what is written
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Which encoder to build.
+
+    ``dim=None`` means no head: pooled features of unit length. ``pooling="average+max"`` adds the maximum over the
+    feature map to its mean. ``layer_norm`` standardises pooled features before the head. ``pretrained`` loads the
+    backbone's published weights, if any; ``weights`` is the path or URL of that file, if it is not at its default.
+    The remaining options belong to some backbones only, and ``None`` is the backbone's default.
+    """
+
+    backbone: str = "efficientnet-lite0"
+    dim: int | None = 64
+    pooling: Pooling = "average"
+    layer_norm: bool = False
+    pretrained: bool = True
+    weights: str | None = None
+    input_size: int | None = None
+    width: int | None = None
+    buckets: int | None = None
+    in_features: int | None = None
+    hidden: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and self.dim < 1:
+            raise UserError(f"encoder: dim = {self.dim} must be positive")
+        if self.pooling not in get_args(Pooling):
+            raise UserError(f"encoder: pooling = {self.pooling!r} must be {' or '.join(get_args(Pooling))}")
+
+    @property
+    def backbone_options(self) -> dict[str, Any]:
+        """The options for `build_backbone` that are set."""
+        names = ("input_size", "width", "buckets", "in_features", "hidden")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+class Description(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf_nan=False):
+    """The content of encoder.json."""
+
+    format: int
+    softtriple: str
+    sha256: str
+    config: EncoderConfig
+    preprocess: Preprocess | None
+    class_names: tuple[str, ...]
+
+
+def identity(config: EncoderConfig, preprocess: Any) -> list[dict[str, Any] | None]:
+    """What decides the embeddings besides the weights, as JSON values: the configuration and the preprocessing."""
+    # Format 1 counts the heads of an encoder.
+    return [asdict(config) | {"heads": 1}, asdict(preprocess) if isinstance(preprocess, Preprocess) else None]
+
+
+def write_description(config: EncoderConfig, preprocess: Any, class_names: tuple[str, ...], sha256: str) -> str:
+    """The text of encoder.json; ``sha256`` is that of the weights."""
+    described_config, described_preprocess = identity(config, preprocess)
+    description = {
+        "format": FORMAT,
+        "softtriple": importlib.metadata.version("softtriple"),
+        "sha256": sha256,
+        "config": described_config,
+        "preprocess": described_preprocess,
+        "class_names": class_names,
+    }
+    return json.dumps(description, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_description(path: Path) -> Description:
+    """The content of the encoder.json at ``path``, or UserError that names the file and the key."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: not the description of an encoder ({error})") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not the description of an encoder, but a {type(content).__name__}")
+    if isinstance(content.get("format"), int) and content["format"] > FORMAT:
+        raise UserError(
+            f"{path}: written by a newer softtriple (format {content['format']}, this version reads {FORMAT})."
+            " Update softtriple."
+        )
+    if isinstance(content.get("config"), dict) and content["config"].pop("heads", 1) != 1:
+        raise UserError(f"{path}: encoders with several heads (HDC) of earlier versions cannot be read")
+    try:
+        return Description.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        raise UserError(f"{path}: {_explain(error)}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{key!r} is missing"
+    if first["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown key {key!r}"
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return message if first["type"] == "value_error" else f"{key} = {reprlib.repr(first['input'])} must be {message}"
