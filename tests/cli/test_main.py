@@ -214,7 +214,7 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "nowhere", "--out", "RUN"], "nowhere: no such file or folder"),
         (["train", "cup:here", "--out", "RUN"], "unknown benchmark 'cup'"),
         (["train", "cub:nowhere", "--out", "RUN"], "nowhere"),
-        (["train", "VECTORS", "--out", "RUN", "--loss", "triple"], "unknown loss 'triple'; choose from"),
+        (["train", "VECTORS", "--out", "RUN", "--loss", "triple"], "unknown loss 'triple'; did you mean"),
         (["train", "VECTORS", "--out", "RUN", "--backbone", "resnet"], "unknown backbone 'resnet'; choose from"),
         (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "there is no 'train.epoch'"),
         (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),

@@ -1,8 +1,8 @@
 """One suite over every loss of the table.
 
-Every loss is differentiable at the points used here: where it chooses (the nearest centre, a negative, medoids, the
-hardest pairs), a small change of the embeddings does not change the choice. One draws at random: ``evaluate`` seeds
-the draw, so that it is a function too.
+Every loss is differentiable at the points used here: where it makes a choice (the nearest centre, a negative, medoids,
+the hardest pairs), a small change of the embeddings does not change it. One loss draws at random:
+``evaluate`` seeds it.
 """
 
 import copy
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
-from softtriple.losses import LOSSES, build_loss
-from softtriple.losses.checks import KINDS
+from softtriple.losses import LOSSES, Loss, build_loss
+from softtriple.losses.build import KINDS
 
 NUM_CLASSES, DIM = 5, 6
 
-# What has no value of its own in a batch without a positive pair, and in a batch of one class.
+# Losses whose value is zero in a batch without a positive pair, and in a batch of one class.
 OVER_PAIRS = ("semi-hard", "lifted", "clustering", "n-pairs", "margin", "htl")
 
 
@@ -29,7 +29,7 @@ def batch(size: int = 12, dtype: torch.dtype = torch.float64) -> tuple[Tensor, T
     return embeddings, torch.arange(size) % NUM_CLASSES
 
 
-def evaluate(loss: nn.Module, embeddings: Tensor, labels: Tensor) -> Tensor:
+def evaluate(loss: Loss, embeddings: Tensor, labels: Tensor) -> Tensor:
     torch.manual_seed(0)
     value: Tensor = loss(embeddings, labels)
     return value
@@ -41,19 +41,19 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def loss(name: str) -> nn.Module:
+def loss(name: str) -> Loss:
     torch.manual_seed(0)
     return build_loss(name, NUM_CLASSES, DIM).double()
 
 
-def test_value_is_a_finite_scalar(loss: nn.Module) -> None:
+def test_value_is_a_finite_scalar(loss: Loss) -> None:
     value = evaluate(loss, *batch())
     assert value.shape == ()
     assert value.isfinite()
     assert value.dtype == torch.float64
 
 
-def test_gradient_reaches_embeddings_and_every_parameter(loss: nn.Module) -> None:
+def test_gradient_reaches_embeddings_and_every_parameter(loss: Loss) -> None:
     embeddings, labels = batch()
     embeddings.requires_grad_()
     evaluate(loss, embeddings, labels).backward()
@@ -63,7 +63,7 @@ def test_gradient_reaches_embeddings_and_every_parameter(loss: nn.Module) -> Non
         assert tensor.grad.abs().sum() > 0
 
 
-def test_gradient_is_that_of_finite_differences(loss: nn.Module) -> None:
+def test_gradient_is_that_of_finite_differences(loss: Loss) -> None:
     embeddings, labels = batch()
     parameters = dict(loss.named_parameters())
 
@@ -75,7 +75,7 @@ def test_gradient_is_that_of_finite_differences(loss: nn.Module) -> None:
     assert torch.autograd.gradcheck(function, (embeddings.requires_grad_(), *parameters.values()))
 
 
-def test_order_of_the_batch_does_not_matter(name: str, loss: nn.Module) -> None:
+def test_order_of_the_batch_does_not_matter(name: str, loss: Loss) -> None:
     embeddings, labels = batch()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(1))
     if name == "n-pairs":  # the first of a class is the anchor: classes may change places, not their examples
@@ -102,7 +102,7 @@ DEGENERATE = {
 
 
 @pytest.mark.parametrize("case", DEGENERATE)
-def test_degenerate_batches_have_a_value_and_a_gradient(loss: nn.Module, case: str) -> None:
+def test_degenerate_batches_have_a_value_and_a_gradient(loss: Loss, case: str) -> None:
     rows, labels = DEGENERATE[case]
     embeddings = batch()[0][rows].requires_grad_()
     value = evaluate(loss, embeddings, torch.tensor(labels))
@@ -114,7 +114,7 @@ def test_degenerate_batches_have_a_value_and_a_gradient(loss: nn.Module, case: s
 
 @pytest.mark.parametrize("name", OVER_PAIRS)
 @pytest.mark.parametrize("case", ["one class only", "all classes different", "one example"])
-def test_where_there_is_nothing_to_compare_the_value_is_zero(name: str, case: str) -> None:
+def test_a_batch_without_pairs_has_the_value_zero(name: str, case: str) -> None:
     rows, labels = DEGENERATE[case]
     options = {"l2": 0.0} if name == "n-pairs" else {}  # its other term is about each pair alone
     embeddings = batch()[0][rows].requires_grad_()
@@ -125,7 +125,7 @@ def test_where_there_is_nothing_to_compare_the_value_is_zero(name: str, case: st
     assert embeddings.grad.abs().max().item() == pytest.approx(0, abs=1e-12)
 
 
-def test_zero_vectors_have_a_value_and_a_gradient(loss: nn.Module) -> None:
+def test_zero_vectors_have_a_value_and_a_gradient(loss: Loss) -> None:
     embeddings, labels = batch()
     embeddings[[0, 5, 7]] = 0
     value = evaluate(loss, embeddings.requires_grad_(), labels)
@@ -135,7 +135,7 @@ def test_zero_vectors_have_a_value_and_a_gradient(loss: nn.Module) -> None:
     assert embeddings.grad.isfinite().all()
 
 
-def test_training_lowers_the_loss(loss: nn.Module) -> None:
+def test_training_lowers_the_loss(loss: Loss) -> None:
     embeddings, labels = batch()
     embeddings.requires_grad_()
     before = evaluate(loss, embeddings, labels).item()
@@ -147,13 +147,13 @@ def test_training_lowers_the_loss(loss: nn.Module) -> None:
     assert evaluate(loss, embeddings, labels).item() < before - 0.3 * abs(before)
 
 
-def test_float32_is_close_to_float64(loss: nn.Module) -> None:
+def test_float32_is_close_to_float64(loss: Loss) -> None:
     embeddings, labels = batch()
     single = evaluate(copy.deepcopy(loss).float(), embeddings.float(), labels)
     torch.testing.assert_close(single.double(), evaluate(loss, embeddings, labels), rtol=1e-4, atol=1e-4)
 
 
-def test_autocast_computes_in_float32(loss: nn.Module) -> None:
+def test_autocast_computes_in_float32(loss: Loss) -> None:
     embeddings, labels = batch(dtype=torch.float32)
     loss = loss.float()
     with torch.autocast("cpu", torch.bfloat16):
@@ -161,18 +161,36 @@ def test_autocast_computes_in_float32(loss: nn.Module) -> None:
     torch.testing.assert_close(value, evaluate(loss, embeddings, labels))
 
 
-def test_batches_it_wants(name: str, loss: nn.Module) -> None:
+def test_examples_per_class(name: str, loss: Loss) -> None:
     wanted = {"n-pairs": 2, "semi-hard": 4, "lifted": 4, "clustering": 4, "margin": 5, "htl": 4}
-    assert getattr(loss, "per_class", None) == wanted.get(name)
+    assert loss.per_class == wanted.get(name)
 
 
-def test_its_settings_are_of_known_kinds(name: str) -> None:
+def test_it_has_the_interface_of_the_training_loop(name: str, loss: Loss) -> None:
+    embeddings, labels = batch()
+    loss.start_epoch(embeddings, labels)
+    assert loss.looks_ahead == (name == "htl")
+    assert (loss.choose_classes(torch.tensor([3, 1])) is not None) == (name == "htl")
+    assert (loss.shard, loss.sparse_gradients) == (None, False)
+    assert sum(p.numel() for group in loss.param_groups() for p in group["params"]) * 8 == loss.gradient_bytes(12)
+    predicted, distinct = loss.predict(embeddings), loss.distinct_centers()
+    if loss.centers is None:
+        assert predicted is distinct is None
+        return
+    assert torch.equal(predicted, loss.similarities(embeddings).argmax(dim=1))
+    assert distinct.tolist() == [loss.centers.shape[1]] * NUM_CLASSES
+    loss.initialize_centers(embeddings, labels)
+    assert loss.centers.isfinite().all()
+    assert evaluate(loss, embeddings, labels).isfinite()
+
+
+def test_its_options_have_known_types(name: str) -> None:
     for parameter in inspect.signature(LOSSES[name]).parameters.values():
         _, fits = KINDS[parameter.annotation]
         assert parameter.default is parameter.empty or fits(parameter.default)
 
 
-def test_it_is_documented_with_its_settings(name: str) -> None:
+def test_it_is_documented_with_its_options(name: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
     sections = [section for section in page.split("\n## ") if f"`{name}`" in section.partition("\n")[0]]
     assert len(sections) == 1

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from softtriple.training.inference import embed_data, evaluate_run
 from tests.distributed.workers import Workers
 
 from softtriple.data import Split, Vectors
@@ -16,7 +17,6 @@ from softtriple.metrics.evaluate import Embeddings, evaluate
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.models.features import Reading, embed_share, embed_together, pixel_feed
 from softtriple.progress import Reporter
-from softtriple.training.inference import embed_data, evaluate_run
 
 
 def embeddings(items: int, seed: int, dim: int) -> Embeddings:

@@ -193,11 +193,40 @@ def test_distinct_centers_of_all_classes(workers: Workers) -> None:
     assert all(torch.equal(found, expected) for found in workers.run(3, distinct, 7))
 
 
-def test_second_derivatives_are_refused() -> None:
+def started(num_classes: int) -> tuple[Tensor, int]:
+    loss = shard(softtriple(num_classes, 3, torch.float64))
+    inputs, labels = crowd(torch.float64)
+    loss.initialize_centers(inputs, labels)
+    return loss.shard.centers.detach(), len(loss.shard.classes)
+
+
+def test_centers_start_from_data_as_in_one_process(workers: Workers) -> None:
+    whole = softtriple(4, 3, torch.float64)
+    whole.initialize_centers(*crowd(torch.float64))
+    found = workers.run(3, started, 4)
+    assert [count for _, count in found] == [2, 1, 1]
+    torch.testing.assert_close(torch.cat([centers for centers, _ in found]), whole.centers.detach())
+
+
+def numpy_step() -> float:
+    inputs, labels = crowd(torch.float32)
+    mine = dist.share(len(labels))
+    values = [
+        shard(build_loss(name, 3, DIM))(inputs[mine].numpy(), labels[mine].numpy()) for name in ("softtriple", "hdc")
+    ]
+    return [value.item() for value in values]
+
+
+def test_numpy_batches_are_gathered(workers: Workers) -> None:
+    first, second = workers.run(2, numpy_step)
+    assert first[1] == second[1] == pytest.approx(build_loss("hdc", 3, DIM)(*crowd(torch.float32)).item())
+
+
+def test_double_backward_is_an_error() -> None:
     loss = ShardedSoftTripleLoss(softtriple(3, 2, torch.float32))
     embeddings = torch.randn(2, DIM, requires_grad=True)
     value = loss(embeddings, torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="second derivatives"):
+    with pytest.raises(ValueError, match="double backward"):
         torch.autograd.grad(value, embeddings, create_graph=True)
 
 

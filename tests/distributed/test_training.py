@@ -21,9 +21,9 @@ from softtriple.losses import LOSSES, SoftTripleLoss, sample_classes, shard
 from softtriple.progress import Reporter
 from softtriple.training import fit
 from softtriple.training.checkpoint import Position, load_checkpoint, read_state, save_checkpoint
+from softtriple.training.directory import RunDir
 from softtriple.training.fit import LOOK_EVERY, row_batches
 from softtriple.training.optim import RowAdam
-from softtriple.training.directory import RunDir
 from softtriple.training.train import train
 
 # 39 items of 3 classes to train on: the last batch of each epoch has one, and most ranks have nothing of it.

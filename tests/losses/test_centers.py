@@ -1,11 +1,12 @@
-"""Centres after training: which are distinct, what merging keeps, and classes that come later."""
+"""Centres: prediction by them, which are distinct after training, merging, and where they start."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softtriple import NormalizedSoftmaxLoss, SoftTripleLoss
+from softtriple import HardTripleLoss, NormalizedSoftmaxLoss, SoftmaxLoss, SoftTripleLoss
+from softtriple.losses import CenterLoss, ProxyNCALoss, soft_similarity
 from softtriple.losses.centers import count_distinct, merge_groups
 
 
@@ -45,7 +46,7 @@ def test_count_does_not_depend_on_the_order_of_centers() -> None:
         assert (count_distinct(centers[:, order], 0.6) - found).abs().max() <= 1
 
 
-def test_counts_by_runs_of_classes_are_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_in_runs_of_classes_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     centers = torch.randn(50, 8, 3, generator=torch.Generator().manual_seed(1))
     expected = count_distinct(centers, 0.6)
     seen: list[int] = []
@@ -60,7 +61,7 @@ def test_counts_by_runs_of_classes_are_those_of_all_at_once(monkeypatch: pytest.
     assert seen == [7] * 7 + [1]
 
 
-def test_every_center_is_within_tolerance_of_the_one_that_stands_for_it() -> None:
+def test_every_center_is_within_tolerance_of_its_leader() -> None:
     centers = F.normalize(torch.randn(40, 9, 3, generator=torch.Generator().manual_seed(2)), dim=-1)
     leader = merge_groups(centers, tolerance=0.7)
     leaders = centers.gather(1, leader[..., None].expand_as(centers))
@@ -101,6 +102,7 @@ def test_added_classes_are_predicted_and_old_ones_untouched() -> None:
     grown = old.add_classes(embeddings, labels + 2)
 
     assert grown.centers.shape == (4, 2, 32)
+    assert grown.num_classes == 4
     assert torch.equal(grown.centers[:2], old.centers)
     assert old.centers.shape == (2, 2, 32)
     assert torch.equal(grown.predict(embeddings), labels + 2)
@@ -111,7 +113,7 @@ def test_added_classes_are_predicted_and_old_ones_untouched() -> None:
     assert (grown.scale, grown.gamma, grown.tau) == (old.scale, old.gamma, old.tau)
 
 
-def test_a_grown_loss_is_of_the_kind_and_in_the_state_of_the_old_one() -> None:
+def test_a_loss_with_added_classes_keeps_type_and_state() -> None:
     old = NormalizedSoftmaxLoss(2, 8, scale=7.0).eval().requires_grad_(False)
     grown = old.add_classes(torch.randn(1, 8), torch.tensor([2]))
     assert type(grown) is NormalizedSoftmaxLoss
@@ -124,13 +126,13 @@ def test_a_grown_loss_is_of_the_kind_and_in_the_state_of_the_old_one() -> None:
 
 
 @pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
-def test_a_tolerance_is_no_negative_number(tolerance: float) -> None:
+def test_a_tolerance_is_not_negative(tolerance: float) -> None:
     for function in (SoftTripleLoss(2, 8).distinct_centers, SoftTripleLoss(2, 8).merge_centers):
-        with pytest.raises(ValueError, match=f"tolerance = {tolerance} must be a finite number of at least 0"):
+        with pytest.raises(ValueError, match=f"tolerance = {tolerance} must be a finite number, at least 0"):
             function(tolerance)
 
 
-def test_merged_centers_refuse_embeddings_of_another_width() -> None:
+def test_merged_centers_check_the_width_of_embeddings() -> None:
     merged = SoftTripleLoss(2, 8).merge_centers()
     with pytest.raises(ValueError, match=r"embeddings have shape \(3, 7\), expected \(batch, 8\)"):
         merged.predict(torch.randn(3, 7))
@@ -144,16 +146,102 @@ def test_added_class_of_one_item_has_that_item_as_its_center() -> None:
 
 
 @pytest.mark.parametrize(("labels", "named"), [([2, 4], "2, 4"), ([0, 1], "0, 1"), ([3, 3], "3")])
-def test_labels_of_added_classes_must_go_on_where_the_old_ones_end(labels: list[int], named: str) -> None:
+def test_labels_of_added_classes_must_continue_the_existing_ones(labels: list[int], named: str) -> None:
     with pytest.raises(ValueError, match=f"must be 2, 3, ... without a gap, not {named}$"):
         SoftTripleLoss(2, 8).add_classes(torch.randn(2, 8), torch.tensor(labels))
 
 
-def test_param_groups_hold_every_parameter_once_at_its_own_rate() -> None:
-    encoder, loss = torch.nn.Linear(3, 8), SoftTripleLoss(4, 8)
-    groups = loss.param_groups(encoder)
-    assert [group["lr"] for group in groups] == [1e-4, 1e-2]
-    held = [id(parameter) for group in groups for parameter in group["params"]]
-    assert sorted(held) == sorted(id(p) for p in [*encoder.parameters(), *loss.parameters()])
-    torch.optim.Adam(groups)
-    assert len(loss.param_groups(center_lr=0.1)) == 1
+@pytest.mark.parametrize("at_once", [1, 100, 1000])
+def test_predicting_in_runs_of_classes_changes_nothing(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    random = torch.Generator().manual_seed(3)
+    embeddings = torch.randn(6, 8, generator=random)
+    loss = trained(torch.randn(50, 3, 8, generator=random))
+    expected = loss.similarities(embeddings).argmax(dim=1)
+    sizes: list[int] = []
+
+    def watched(embeddings: Tensor, run: Tensor, gamma: float) -> Tensor:
+        sizes.append(len(run))
+        return soft_similarity(embeddings, run, gamma)
+
+    monkeypatch.setattr("softtriple.losses.softtriple.soft_similarity", watched)
+    monkeypatch.setattr("softtriple.losses.centers.AT_ONCE", at_once)
+    assert torch.equal(loss.predict(embeddings), expected)
+    assert sum(sizes) == 50
+    assert max(sizes) == {1: 1, 100: 5, 1000: 50}[at_once]
+
+
+def test_ties_go_to_the_first_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("softtriple.losses.centers.AT_ONCE", 1)
+    loss = trained(torch.eye(3)[[1, 0, 1, 0, 2], None])
+    assert loss.predict(torch.eye(3)).tolist() == [1, 0, 4]
+
+
+@pytest.mark.parametrize("loss", [HardTripleLoss(50, 8, 3), SoftmaxLoss(50, 8), ProxyNCALoss(50, 8)])
+def test_every_loss_with_centers_predicts_the_most_similar_class(
+    monkeypatch: pytest.MonkeyPatch, loss: CenterLoss
+) -> None:
+    embeddings = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    expected = loss.similarities(embeddings).argmax(dim=1)
+    monkeypatch.setattr("softtriple.losses.centers.AT_ONCE", 100)
+    assert torch.equal(loss.predict(embeddings), expected)
+
+
+def modes(num_classes: int, sizes: list[int], dim: int = 16, noise: float = 0.05) -> tuple[Tensor, Tensor, Tensor]:
+    """Unit modes of each class, and noisy embeddings around them, ``sizes`` of each mode, in random order."""
+    random = torch.Generator().manual_seed(0)
+    centers = F.normalize(torch.randn(num_classes, len(sizes), dim, generator=random), dim=-1)
+    members = centers.repeat_interleave(torch.tensor(sizes), dim=1).flatten(0, 1)
+    labels = torch.arange(num_classes).repeat_interleave(sum(sizes))
+    order = torch.randperm(len(labels), generator=random)
+    return centers, (members + noise * torch.randn(members.shape, generator=random))[order], labels[order]
+
+
+def test_centers_start_at_the_modes_of_their_class() -> None:
+    expected, embeddings, labels = modes(30, [20, 10, 5])
+    loss = SoftTripleLoss(30, 16, 3)
+    lengths = loss.centers.detach().norm(dim=-1)
+    loss.initialize_centers(embeddings, labels)
+    to_modes = torch.einsum("ckd,cmd->ckm", F.normalize(loss.centers.detach(), dim=-1), expected)
+    # k-means may miss a mode of a class here and there, but not often.
+    assert (to_modes.amax(dim=1) > 0.95).float().mean() > 0.95
+    assert (loss.predict(embeddings) == labels).all()
+    torch.testing.assert_close(loss.centers.detach().norm(dim=-1), lengths)
+    assert loss.centers.requires_grad
+
+
+def test_starting_centers_are_the_means_of_what_is_nearest_to_them() -> None:
+    """The fixed point of k-means on the sphere, checked item by item."""
+    _, embeddings, labels = modes(4, [9, 8], noise=0.2)
+    loss = HardTripleLoss(4, 16, 2)
+    loss.initialize_centers(embeddings, labels)
+    for label, centers in enumerate(F.normalize(loss.centers.detach(), dim=-1)):
+        points = F.normalize(embeddings[labels == label], dim=-1)
+        nearest = (points @ centers.T).argmax(dim=1)
+        for number, center in enumerate(centers):
+            torch.testing.assert_close(center, F.normalize(points[nearest == number].mean(dim=0), dim=0))
+
+
+def test_starting_centers_depend_on_nothing_but_the_class_itself() -> None:
+    _, embeddings, labels = modes(12, [7, 6])
+    labels[labels == 3] = 4  # classes of different size
+    several, again, alone = SoftTripleLoss(12, 16, 4), SoftTripleLoss(12, 16, 4), SoftTripleLoss(12, 16, 4)
+    state = torch.get_rng_state()
+    for loss, rows in ((several, labels >= 0), (again, labels >= 0), (alone, labels == 7)):
+        before = loss.centers.detach().clone()
+        loss.initialize_centers(embeddings[rows].numpy(), labels[rows].numpy())
+        assert torch.equal(loss.centers[3], before[3])  # no embeddings: as it was
+    assert torch.equal(torch.get_rng_state(), state)
+    directions = [F.normalize(loss.centers.detach(), dim=-1) for loss in (several, again, alone)]
+    torch.testing.assert_close(directions[0][[0, 4, 7]], directions[1][[0, 4, 7]])
+    torch.testing.assert_close(directions[0][7], directions[2][7])
+    assert not torch.allclose(directions[0][0], directions[2][0], atol=0.1)
+
+
+def test_a_class_with_fewer_items_than_centers_has_its_items_as_centers() -> None:
+    items = torch.eye(8)[:2]
+    loss = SoftTripleLoss(2, 8, 5)
+    loss.initialize_centers(torch.cat([items, torch.zeros(1, 8)]), torch.tensor([0, 0, 1]))
+    found = F.normalize(loss.centers.detach(), dim=-1)
+    assert loss.distinct_centers()[0] == 2
+    torch.testing.assert_close((found[0] @ items.T).amax(dim=1), torch.ones(5))
+    torch.testing.assert_close(found[1].norm(dim=-1), torch.ones(5))  # a zero vector has no direction to give

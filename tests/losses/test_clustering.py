@@ -1,4 +1,4 @@
-"""The clustering loss against loops over sets of medoids, and the laws of its parts."""
+"""The clustering loss against plain loops over sets of medoids."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from softtriple.losses import ClusteringLoss
 from softtriple.losses.clustering import greedy_medoids, normalized_mutual_information, refined_medoids
-from softtriple.losses.pairwise import distances
+from softtriple.losses.pairs import distances
 
 
 def problem(seed: int, size: int, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""N-pairs and the margin loss against loops over pairs, and the law by which negatives are drawn."""
+"""Losses over pairs and triplets against plain loops, and against pytorch-metric-learning."""
 
 import math
 
@@ -8,18 +8,123 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses as peer
+from pytorch_metric_learning.distances import LpDistance
 from tests.reference import pairs_by_the_book as book
+from tests.reference.softtriple_by_the_book import unit
 from torch import Tensor, nn
 
-from softtriple.losses import MarginLoss, NPairsLoss
-from softtriple.losses.pairs import draw_triplets, margin_loss, negative_weights
-from softtriple.losses.pairwise import distances, relations
+from softtriple.losses import LiftedStructureLoss, MarginLoss, NPairsLoss, SemiHardTripletLoss
+from softtriple.losses.pairs import (
+    distances,
+    draw_triplets,
+    margin_loss,
+    negative_weights,
+    relations,
+    semi_hard_distances,
+    triplet_loss,
+)
 
 
 def problem(seed: int, size: int, num_classes: int, dim: int) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
     embeddings = torch.randn(size, dim, generator=random, dtype=torch.float64, requires_grad=True)
     return embeddings, torch.randint(num_classes, (size,), generator=random)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    size=st.integers(1, 9),
+    num_classes=st.integers(1, 4),
+    margin=st.sampled_from([0.0, 0.2, 1.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_semi_hard_is_the_reference(size: int, num_classes: int, margin: float, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    embeddings = torch.randn(size, 3, generator=random, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(num_classes, (size,), generator=random)
+    expected = book.semi_hard(embeddings, labels.tolist(), margin)
+    found = SemiHardTripletLoss(num_classes, 3, margin=margin)(embeddings, labels)
+    torch.testing.assert_close(found, expected)
+    (by_book,) = torch.autograd.grad(expected + 0 * embeddings.sum(), embeddings)
+    torch.testing.assert_close(torch.autograd.grad(found, embeddings)[0], by_book)
+
+
+def test_semi_hard_negative_is_the_next_farther_one_or_the_farthest() -> None:
+    distance = torch.tensor([[0.0, 0.5, 0.9, 0.1, 0.7]])
+    negative = torch.tensor([[False, False, False, True, True]])
+    found = semi_hard_distances(distance.expand(5, 5).clone(), negative.expand(5, 5))[0]
+    torch.testing.assert_close(found, torch.tensor([0.1, 0.7, 0.7, 0.7, 0.7]))
+
+
+def test_semi_hard_satisfied_margin_costs_nothing() -> None:
+    embeddings = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    labels = torch.tensor([0, 0, 1, 1])
+    assert SemiHardTripletLoss(2, 2, margin=3.9)(embeddings, labels) == 0
+    assert SemiHardTripletLoss(2, 2, margin=4.5)(embeddings, labels).item() == pytest.approx(0.5)
+
+
+def test_triplet_loss_is_equation_2() -> None:
+    random = torch.Generator().manual_seed(0)
+    anchor, positive, negative = torch.randn(3, 20, 4, generator=random, dtype=torch.float64)
+    triplets = [F.normalize(rows, dim=-1) for rows in (anchor, positive, negative)]
+    expected = [
+        book.triplet(*(unit(row) for row in rows), margin=0.3) for rows in zip(anchor, positive, negative, strict=True)
+    ]
+    found = triplet_loss(*triplets, margin=0.3)
+    torch.testing.assert_close(found, torch.stack(expected))
+    assert 0 < (found > 0).sum() < len(found)
+
+
+def test_triplet_loss_is_zero_exactly_where_equation_1_holds() -> None:
+    random = torch.Generator().manual_seed(1)
+    x = F.normalize(torch.randn(3, 200, 4, generator=random), dim=-1)
+    squared = (x[0] - x[2]).square().sum(-1) - (x[0] - x[1]).square().sum(-1)
+    # Between unit vectors squared distances are twice the products, so a margin of 0.1 becomes 0.2.
+    assert torch.equal(triplet_loss(x[0], x[1], x[2], margin=0.1) == 0, squared >= 0.2)
+
+
+def test_lifted_of_pytorch_metric_learning_without_its_normalisation() -> None:
+    random = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(12, 5, generator=random, dtype=torch.float64)
+    labels = torch.arange(12) % 4
+    theirs = peer.LiftedStructureLoss(neg_margin=1, distance=LpDistance(normalize_embeddings=False))
+    torch.testing.assert_close(LiftedStructureLoss(4, 5, length=None)(embeddings, labels), theirs(embeddings, labels))
+
+
+def test_lifted_length_is_the_length_of_all_embeddings() -> None:
+    random = torch.Generator().manual_seed(0)
+    embeddings, labels = torch.randn(8, 5, generator=random), torch.arange(8) % 2
+    by_hand = LiftedStructureLoss(2, 5, length=None)(3 * F.normalize(embeddings, dim=-1), labels)
+    torch.testing.assert_close(LiftedStructureLoss(2, 5, length=3.0)(embeddings, labels), by_hand)
+
+
+def test_lifted_does_not_overflow_for_distant_embeddings() -> None:
+    embeddings = torch.tensor([[1e6, 0.0], [-1e6, 0.0], [0.0, 1e6], [0.0, -1e6]], requires_grad=True)
+    value = LiftedStructureLoss(2, 2, length=None)(embeddings, torch.tensor([0, 0, 1, 1]))
+    value.backward()
+    assert value.isfinite()
+    assert embeddings.grad is not None
+    assert embeddings.grad.isfinite().all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    size=st.integers(1, 8),
+    num_classes=st.integers(1, 4),
+    margin=st.sampled_from([0.0, 1.0]),
+    spread=st.sampled_from([0.1, 1.0, 5.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_lifted_is_the_reference(size: int, num_classes: int, margin: float, spread: float, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    embeddings = spread * torch.randn(size, 3, generator=random, dtype=torch.float64)
+    embeddings.requires_grad_()
+    labels = torch.randint(num_classes, (size,), generator=random)
+    expected = book.lifted(embeddings, labels.tolist(), margin)
+    found = LiftedStructureLoss(num_classes, 3, margin=margin, length=None)(embeddings, labels)
+    torch.testing.assert_close(found, expected)
+    (by_book,) = torch.autograd.grad(expected + 0 * embeddings.sum(), embeddings)
+    torch.testing.assert_close(torch.autograd.grad(found, embeddings)[0], by_book)
 
 
 @settings(deadline=None, max_examples=60)
@@ -166,7 +271,7 @@ def test_seeded_draws_repeat() -> None:
     assert not math.isnan(values[2])
 
 
-def test_long_embeddings_are_refused_only_where_their_length_counts() -> None:
+def test_long_embeddings_are_an_error_only_if_their_length_matters() -> None:
     labels, random = torch.tensor([0, 0, 1, 1]), torch.Generator().manual_seed(0)
     embeddings = 1e12 * torch.randn(4, 3, generator=random)
     any_length = NPairsLoss(2, 3, l2=0.0)

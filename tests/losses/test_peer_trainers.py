@@ -68,7 +68,7 @@ def test_their_tester_finds_what_evaluate_finds() -> None:
     assert ours.map_at_r == pytest.approx(theirs["mean_average_precision_at_r_level0"])
 
 
-def test_a_miner_that_chooses_part_of_the_batch_chooses_what_it_learns_from() -> None:
+def test_a_miner_can_select_part_of_the_batch() -> None:
     class HalfOfTheBatch(miners.BaseMiner):
         def mine(self, embeddings: Any, labels: Any, *_: Any) -> Any:
             return torch.arange(0, len(labels), 2)
@@ -84,7 +84,7 @@ def test_a_miner_that_chooses_part_of_the_batch_chooses_what_it_learns_from() ->
     assert seen == [12] * 5
 
 
-def test_a_miner_of_pairs_is_refused() -> None:
+def test_a_miner_of_pairs_is_an_error() -> None:
     trainer = trainer_of(
         SoftTripleLoss(NUM_CLASSES, DIM, 2),
         blobs(20, seed=1),

@@ -1,4 +1,4 @@
-"""Proxy losses against loops over proxies, pytorch-metric-learning, and the SoftTriple paper's third remark."""
+"""Proxy losses against plain loops, pytorch-metric-learning, and the SoftTriple paper's third remark."""
 
 import pytest
 import torch
@@ -118,7 +118,7 @@ def test_predictions_are_the_nearest_proxies() -> None:
     assert loss.predict(torch.eye(4)[[2, 0, 1]] * 5).tolist() == [2, 0, 1]
 
 
-def test_forms_that_make_no_sense_are_refused() -> None:
+def test_forms_that_make_no_sense_are_errors() -> None:
     with pytest.raises(ValueError, match="num_classes = 1 leaves no rival proxy"):
         ProxyNCALoss(1, 4)
     with pytest.raises(ValueError, match="bounded=True has no effect with include_own=True"):

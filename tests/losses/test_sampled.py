@@ -72,7 +72,7 @@ def test_all_classes_drawn_is_the_full_loss() -> None:
     assert torch.equal(loss.centers.grad.to_dense(), expected[1])
 
 
-def test_it_is_the_loss_over_the_classes_drawn() -> None:
+def test_it_is_the_loss_over_the_sampled_classes() -> None:
     loss = loss_of()
     embeddings, labels = batch()
     part = sampled(loss, 0.3)
@@ -116,7 +116,7 @@ def test_normalized_softmax_is_sampled_too() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, 1.5, math.nan])
-def test_rates_are_shares(rate: float) -> None:
+def test_rates_must_be_shares(rate: float) -> None:
     with pytest.raises(ValueError, match="must be above 0 and at most 1"):
         sample_classes(loss_of(), rate)
 

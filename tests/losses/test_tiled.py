@@ -1,4 +1,4 @@
-"""The fast path as a citizen of PyTorch: accumulation, second derivatives, autocast, copies, tiles of any size."""
+"""The tiled objective: equal to the readable one, and at home in PyTorch (accumulation, double backward, autocast)."""
 
 import copy
 import gc
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from softtriple import SoftTripleLoss
 from softtriple.losses import tiled
-from softtriple.losses.softtriple import softtriple_objective
-from softtriple.losses.tiled import RecycledMemory, Settings, tiled_objective
+from softtriple.losses.functional import Settings, softtriple_objective
+from softtriple.losses.tiled import RecycledMemory, tiled_objective
 
 SETTINGS = Settings(scale=20.0, gamma=0.1, margin=0.05, tau=0.3)
 
@@ -28,11 +28,11 @@ def problem(
 
 
 def fast(embeddings: Tensor, labels: Tensor, centers: Tensor, settings: Settings = SETTINGS) -> Tensor:
-    return tiled_objective(embeddings, labels, centers, settings, softtriple_objective, RecycledMemory())
+    return tiled_objective(embeddings, labels, centers, settings, RecycledMemory())
 
 
 @pytest.mark.parametrize("tile_numbers", [1, 40, 1 << 17])
-@pytest.mark.parametrize("small_bytes", [0, 1 << 26], ids=["computed again", "kept"])
+@pytest.mark.parametrize("small_bytes", [0, 1 << 26], ids=["recomputed", "kept"])
 @pytest.mark.parametrize("batch", [1, 5, 40], ids=["fits the gradient", "fits too", "does not fit"])
 @pytest.mark.parametrize("k", [1, 3])
 def test_tiles_change_nothing(
@@ -84,7 +84,7 @@ def test_backward_twice_through_one_graph() -> None:
     torch.testing.assert_close(torch.autograd.grad(value, (embeddings, centers)), first)
 
 
-def test_gradient_is_scaled_by_what_comes_from_above() -> None:
+def test_gradient_is_scaled_by_the_upstream_gradient() -> None:
     embeddings, labels, centers = problem()
     single = torch.autograd.grad(fast(embeddings, labels, centers), (embeddings, centers))
     double = torch.autograd.grad(2.5 * fast(embeddings, labels, centers), (embeddings, centers))
@@ -126,7 +126,7 @@ def test_a_view_of_an_old_gradient_keeps_its_memory() -> None:
     assert (row == before).all()
 
 
-def test_dead_memory_is_used_again_and_living_memory_is_not() -> None:
+def test_only_dead_memory_is_reused() -> None:
     memory = RecycledMemory()
     like = torch.empty(5, 7, dtype=torch.float64)
     first = memory.empty_like(like)
@@ -227,7 +227,7 @@ def test_moves_between_devices() -> None:
     torch.testing.assert_close(back(embeddings, labels), module(centers)(embeddings, labels))
 
 
-def test_transforms_of_functions_take_the_readable_form_and_give_the_same_gradient() -> None:
+def test_torch_func_of_the_readable_form_gives_the_same_gradient() -> None:
     embeddings, labels, centers = problem()
     loss = module(centers)
 
@@ -257,7 +257,7 @@ def test_gradient_is_orthogonal_to_what_is_normalised() -> None:
     assert along.abs().max() < 1e-9
 
 
-def test_compiled_loss_is_the_readable_form() -> None:
+def test_compiled_loss_has_the_same_value() -> None:
     embeddings, labels, centers = problem()
     loss = SoftTripleLoss(*centers.shape[::2], centers.shape[1], validate=False).double()
     config.update("jaxtyping_disable", True)  # the compiler cannot look into the annotation checks of the tests

@@ -1,11 +1,11 @@
-"""The clustering loss by sets, dictionaries and loops, in float64. Never optimise this."""
+"""Reference implementation of the clustering loss: plain loops over sets, in float64. Never optimise this."""
 
 import math
 from collections import Counter
 
 import torch
+from tests.reference.pairs_by_the_book import hinge, squared_distance
 from tests.reference.softtriple_by_the_book import unit
-from tests.reference.triplets_by_the_book import hinge, squared_distance
 from torch import Tensor
 
 

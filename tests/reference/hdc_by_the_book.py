@@ -1,10 +1,10 @@
-"""HDC as loops over heads and pairs, in float64. Never optimise this."""
+"""Reference implementation of HDC: plain loops over heads and pairs, in float64. Never optimise this."""
 
 import math
 
 import torch
+from tests.reference.pairs_by_the_book import hinge, squared_distance
 from tests.reference.softtriple_by_the_book import unit
-from tests.reference.triplets_by_the_book import hinge, squared_distance
 from torch import Tensor
 
 Pair = tuple[int, int]

@@ -1,8 +1,8 @@
-"""HTL as loops over examples, classes, levels and triplets, in float64. Never optimise this."""
+"""Reference implementation of HTL: plain loops over classes, levels and triplets, in float64. Never optimise this."""
 
 import torch
+from tests.reference.pairs_by_the_book import hinge, squared_distance
 from tests.reference.softtriple_by_the_book import unit
-from tests.reference.triplets_by_the_book import hinge, squared_distance
 from torch import Tensor
 
 

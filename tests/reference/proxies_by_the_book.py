@@ -1,8 +1,8 @@
-"""Proxy losses as loops over examples and proxies, in float64. Never optimise this."""
+"""Reference implementation of the proxy losses: plain loops, in float64. Never optimise this."""
 
 import torch
+from tests.reference.pairs_by_the_book import hinge, squared_distance
 from tests.reference.softtriple_by_the_book import dot, unit
-from tests.reference.triplets_by_the_book import hinge, squared_distance
 from torch import Tensor
 
 

@@ -1,4 +1,4 @@
-"""The paper's sums as loops over examples, classes and centres, in float64. Never optimise this."""
+"""Reference implementation of SoftTriple: plain loops over the sums of the paper, in float64. Never optimise this."""
 
 import torch
 from torch import Tensor

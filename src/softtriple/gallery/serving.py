@@ -10,8 +10,8 @@ from softtriple.models import Encoder
 from softtriple.progress import Reporter
 from softtriple.search import open_store
 from softtriple.search.catalog import fingerprint
-from softtriple.training.inference import read_centers
 from softtriple.training.directory import RunDir
+from softtriple.training.inference import read_centers
 
 
 def serve(

@@ -1,27 +1,89 @@
-"""Centres: new ones, which of the trained ones are still distinct, what is left when the others merge."""
+"""Centres: losses that learn them, how many stay distinct after training, and how to find them in data."""
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from softtriple.losses.checks import at_least_one, checked_embeddings, not_negative
+from softtriple.losses.base import Labels, Loss, Vectors, check_embeddings, require_count, require_nonnegative
 
-# Centres closer than this (about 6 degrees on the unit sphere) count as merged: the regulariser pulls with constant
-# force, so that merged centres tremble around each other by about a step of the optimiser and never coincide exactly.
+# Centres within this distance (about 6 degrees on the unit sphere) count as merged. The regulariser pulls with constant
+# force, so merged centres keep moving around each other by about one optimiser step and never coincide exactly.
 MERGED = 0.1
 
-# Numbers that are looked at in one go where all classes together would take too much memory.
+# Largest number of values held in one scratch tensor when looping over classes.
 AT_ONCE = 1 << 22
+
+KMEANS_STEPS = 10
+KMEANS_CANDIDATES = 4  # tried for each seed
+
+
+class CenterLoss(Loss):
+    """A loss that compares embeddings with learned centres of each class.
+
+    A subclass defines ``forward`` and ``compare``; ``centers`` has the shape (classes, centres per class, dimension).
+    """
+
+    centers: nn.Parameter
+
+    def __init__(
+        self, num_classes: int, embedding_size: int, centers_per_class: int = 1, *, validate: bool = True
+    ) -> None:
+        super().__init__(num_classes, embedding_size, validate=validate)
+        shape = (self.num_classes, require_count("centers_per_class", centers_per_class), self.embedding_size)
+        self.centers = nn.Parameter(draw_centers(self.num_classes, shape))
+
+    def compare(
+        self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Similarity of each embedding to each class, of which ``centers`` holds a run of rows."""
+        raise NotImplementedError
+
+    def similarities(self, embeddings: Vectors) -> Float[Tensor, "batch classes"]:
+        """Similarity of each embedding to each class, without margin or scale."""
+        return self._compare(self.check_embeddings(embeddings), self.centers)
+
+    @torch.no_grad()
+    def predict(self, embeddings: Vectors) -> Int[Tensor, " batch"]:
+        """Most similar class of each embedding, the first in case of a tie; computed in bounded memory."""
+        embeddings = self.check_embeddings(embeddings)
+        num_classes, k, _ = self.centers.shape
+        size = max(1, AT_ONCE // (k * len(embeddings)))
+        best = embeddings.new_full((len(embeddings),), -torch.inf)
+        predicted = torch.zeros_like(best, dtype=torch.int64)
+        for start in range(0, num_classes, size):
+            similarity, row = self._compare(embeddings, self.centers[start : start + size]).max(dim=1)
+            predicted = torch.where(similarity > best, start + row, predicted)
+            best = torch.maximum(similarity, best)
+        return predicted
+
+    @torch.no_grad()
+    def distinct_centers(self, tolerance: float = MERGED) -> Int[Tensor, " classes"]:
+        """Number of centres left in each class when those within ``tolerance`` of each other count as one."""
+        return count_distinct(self.centers, tolerance)
+
+    @torch.no_grad()
+    def initialize_centers(self, embeddings: Vectors, labels: Labels) -> None:
+        """Point the centres in the directions of a k-means clustering of each class's ``embeddings``.
+
+        Deterministic. Each centre keeps its length, and a class without embeddings its centres.
+        """
+        embeddings, labels = self.check_batch(embeddings, labels)
+        self.centers.copy_(moved_to_data(self.centers, embeddings, labels))
+
+    def _compare(
+        self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
+    ) -> Float[Tensor, "batch classes"]:
+        """``compare`` in the precision of ``embeddings``, under autocast too."""
+        with torch.autocast(embeddings.device.type, enabled=False):
+            return self.compare(embeddings, centers.to(embeddings.dtype))
 
 
 @dataclass(frozen=True)
 class MergedCenters:
-    """A compact, ragged set of centres: ``centers[m]`` of class ``classes[m]`` stands for ``counts[m]`` merged ones."""
+    """A compact, ragged set of centres: ``centers[m]`` of class ``classes[m]`` replaces ``counts[m]`` merged ones."""
 
     centers: Float[Tensor, "merged dim"]
     counts: Int[Tensor, " merged"]
@@ -29,35 +91,25 @@ class MergedCenters:
     num_classes: int
     gamma: float
 
-    def similarities(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch {self.num_classes}"]:
-        """Relaxed similarity of each embedding to each class; a merged centre weighs as many as it stands for."""
-        embeddings = checked_embeddings(embeddings, self.centers, look_at_values=False).to(self.centers.dtype)
-        similarity = F.normalize(embeddings, dim=-1) @ self.centers.T
+    def similarities(self, embeddings: Vectors) -> Float[Tensor, "batch {self.num_classes}"]:
+        """Relaxed similarity of each embedding to each class; a merged centre is weighted by its count."""
+        embeddings = check_embeddings(embeddings, self.centers.shape[1], self.centers, check_values=False)
+        similarity = F.normalize(embeddings.to(self.centers.dtype), dim=-1) @ self.centers.T
         logits = similarity / self.gamma + self.counts.log()
         owner = self.classes.expand_as(logits)
         by_class = logits.new_zeros(len(embeddings), self.num_classes)
-        # Shifting by the best centre of a class keeps its exponentials in range for any gamma.
+        # Subtracting the largest logit of a class keeps its exponentials in range for any gamma.
         best = by_class.scatter_reduce(1, owner, logits, "amax", include_self=False)
         weights = (logits - best.gather(1, owner)).exp()
         return by_class.scatter_add(1, owner, weights * similarity) / by_class.scatter_add(1, owner, weights)
 
-    def predict(self, embeddings: Float[Tensor, "batch dim"]) -> Int[Tensor, " batch"]:
+    def predict(self, embeddings: Vectors) -> Int[Tensor, " batch"]:
         """Most similar class of each embedding."""
         return self.similarities(embeddings).argmax(dim=1)
 
 
-def new_centers(num_classes: int, centers_per_class: int, embedding_size: int) -> nn.Parameter:
-    """Centres of random direction, a parameter of shape (num_classes, centers_per_class, embedding_size)."""
-    shape = (
-        at_least_one("num_classes", num_classes),
-        at_least_one("centers_per_class", centers_per_class),
-        at_least_one("embedding_size", embedding_size),
-    )
-    return nn.Parameter(draw_centers(num_classes, shape))
-
-
 def draw_centers(count: int, shape: tuple[int, ...]) -> Float[Tensor, "{count} k dim"]:
-    """Centres of the next ``count`` classes of all those that ``shape`` counts; one after the other, or at once."""
+    """Random centres of the next ``count`` classes out of those of ``shape``; consecutive calls equal one call."""
     num_classes, k, dim = shape
     # The bound of the authors' Kaiming initialisation of a (dim, C * K) matrix. Losses normalise the centres, but how
     # far a step of Adam turns them depends on their length.
@@ -66,12 +118,12 @@ def draw_centers(count: int, shape: tuple[int, ...]) -> Float[Tensor, "{count} k
 
 
 def merge_groups(centers: Float[Tensor, "classes k dim"], tolerance: float) -> Int[Tensor, "classes k"]:
-    """For each unit centre the number of the centre that stands for it: itself, or one no farther than ``tolerance``.
+    """For each unit centre, the index of its group's leader, which is at most ``tolerance`` away.
 
-    The centre with most others around it stands for those, then the next of the rest, and so on.
+    The centre with the most others around it leads those, then the next of the remaining ones, and so on.
     """
     distance = torch.cdist(centers, centers, compute_mode="donot_use_mm_for_euclid_dist")
-    near = distance <= not_negative("tolerance", tolerance)
+    near = distance <= require_nonnegative("tolerance", tolerance)
     leader = torch.full(near.shape[:2], -1, device=centers.device)
     by_crowd = near.sum(dim=-1).argsort(dim=-1, descending=True, stable=True)
     for candidate in by_crowd.unbind(dim=1):
@@ -82,10 +134,7 @@ def merge_groups(centers: Float[Tensor, "classes k dim"], tolerance: float) -> I
 
 
 def count_distinct(centers: Float[Tensor, "classes k dim"], tolerance: float) -> Int[Tensor, " classes"]:
-    """How many centres of each class are left when those within ``tolerance`` of each other merge.
-
-    In runs of classes, so that it takes no second copy of all centres.
-    """
+    """Number of groups that the centres of each class form within ``tolerance``; computed in bounded memory."""
     _, k, dim = centers.shape
     itself = torch.arange(k, device=centers.device)
     runs = torch.split(centers, max(1, AT_ONCE // (k * dim)))
@@ -94,10 +143,10 @@ def count_distinct(centers: Float[Tensor, "classes k dim"], tolerance: float) ->
 
 
 def merge(centers: Float[Tensor, "classes k dim"], gamma: float, tolerance: float) -> MergedCenters:
-    """The distinct centres of every class, each the mean direction of those that merged into it."""
+    """The distinct centres of every class, each the mean direction of its group."""
     num_classes, k, _ = centers.shape
     unit = F.normalize(centers, dim=-1)
-    member_of = F.one_hot(merge_groups(unit, tolerance), k)  # (classes, centre, the centre that stands for it)
+    member_of = F.one_hot(merge_groups(unit, tolerance), k)  # (classes, centre, its leader)
     means = F.normalize(member_of.to(unit.dtype).mT @ unit, dim=-1)
     counts = member_of.sum(dim=1)
     kept = counts > 0
@@ -105,32 +154,48 @@ def merge(centers: Float[Tensor, "classes k dim"], gamma: float, tolerance: floa
     return MergedCenters(means[kept], counts[kept], owners[kept], num_classes, gamma)
 
 
-def centers_from_data(
-    embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], num_new: int, k: int
-) -> Float[Tensor, "{num_new} {k} dim"]:
-    """``k`` unit centres for each of ``num_new`` classes: k-means of its embeddings on the unit sphere.
+def moved_to_data(
+    centers: Float[Tensor, "classes k dim"], embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, " items"]
+) -> Float[Tensor, "classes k dim"]:
+    """``centers`` turned to the k-means centres of each class, at their own lengths; unchanged for an empty class."""
+    num_classes, k, dim = centers.shape
+    points = F.normalize(embeddings, dim=-1).to(centers)
+    labels = labels.to(centers.device)
+    counts = labels.bincount(minlength=num_classes)
+    starts, rows = counts.cumsum(dim=0) - counts, labels.argsort(stable=True)
+    lengths = torch.linalg.vector_norm(centers, dim=-1, keepdim=True)
+    moved = centers.clone()
+    for size in torch.unique(counts[counts > 0]).tolist():  # classes of equal size form one tensor
+        of_size = (counts == size).nonzero().flatten()
+        for classes in of_size.split(max(1, AT_ONCE // (size * max(dim, k, KMEANS_CANDIDATES)))):
+            items = rows[starts[classes][:, None] + torch.arange(size, device=rows.device)]
+            directions = spherical_kmeans(points[items], k)
+            known = directions.any(dim=-1, keepdim=True)  # a zero vector has no direction
+            moved[classes] = torch.where(known, lengths[classes] * directions, centers[classes])
+    return moved
 
-    A class with fewer different embeddings than ``k`` has some of its centres twice.
+
+def spherical_kmeans(points: Float[Tensor, "classes items dim"], k: int) -> Float[Tensor, "classes {k} dim"]:
+    """``k`` unit centres of each class's unit ``points``: greedy k-means++ seeds, then a few Lloyd steps.
+
+    If a class has fewer than ``k`` different points, some of its centres coincide.
     """
-    from sklearn.cluster import KMeans
-
-    points, owners = F.normalize(embeddings, dim=-1).double().cpu().numpy(), labels.cpu().numpy()
-    found = np.empty((num_new, k, points.shape[1]))
-    for label in range(num_new):
-        different = np.unique(points[owners == label], axis=0)
-        if len(different) > k:
-            different = KMeans(k, n_init=4, random_state=0).fit(different).cluster_centers_
-        found[label] = np.resize(different, (k, points.shape[1]))
-    return F.normalize(torch.from_numpy(found).to(embeddings), dim=-1)
-
-
-def param_groups(
-    loss: nn.Module, *modules: nn.Module, lr: float = 1e-4, center_lr: float = 1e-2
-) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser, those of the loss among them: ``Adam(loss.param_groups(encoder))``.
-
-    ``modules`` learn at ``lr``, the centres at ``center_lr``; the defaults are the paper's.
-    """
-    learned = [parameter for module in modules for parameter in module.parameters()]
-    groups = [{"params": learned, "lr": lr}] if learned else []
-    return [*groups, {"params": list(loss.parameters()), "lr": center_lr}]
+    classes = torch.arange(len(points), device=points.device)
+    # One sequence of random numbers for all classes: the result for a class does not depend on the other classes.
+    draws = torch.rand(k, KMEANS_CANDIDATES, generator=torch.Generator().manual_seed(0)).to(points)
+    distance, seeds = points.new_full(points.shape[:2], 2.0), []  # 1 − cosine to the nearest seed so far
+    for draw in draws:
+        cumulative = distance.cumsum(dim=1)
+        candidates = torch.searchsorted(cumulative, draw * cumulative[:, -1:])
+        # Never zero, so that there is always something to draw.
+        to_candidates = (1 - points[classes[:, None], candidates] @ points.mT).clamp_min(1e-6)
+        remaining = torch.minimum(distance[:, None], to_candidates)
+        best = remaining.sum(dim=2).argmin(dim=1)
+        distance = remaining[classes, best]
+        seeds.append(points[classes, candidates[classes, best]])
+    centers = torch.stack(seeds, dim=1)
+    for _ in range(KMEANS_STEPS):
+        nearest = (points @ centers.mT).argmax(dim=2)
+        sums = F.one_hot(nearest, k).to(points.dtype).mT @ points
+        centers = torch.where(sums.any(dim=-1, keepdim=True), F.normalize(sums, dim=-1), centers)
+    return centers

@@ -1,30 +1,28 @@
-"""Clustering loss (Song et al., CVPR 2017): the true clustering must score better than any other of the batch.
+"""Clustering loss (Song et al., CVPR 2017): the true clustering of a batch must score better than any other.
 
-A clustering is a set of medoids. Its score F is minus the sum of the distances of all examples to their nearest
-medoid; the true one may take the best medoid of each class. The competitor is the set that maximises
-A(S) = F(S) + gamma (1 − NMI), found by greedy choice and then by swaps (PAM), as in TensorFlow's reference
-implementation. Sets, assignments and NMI are constants for the gradient: only the two sums of distances have one.
+A clustering is a set of medoids. Its score F is the negative sum of the distances of all examples to their nearest
+medoid; the true clustering uses the best medoid of each class. The competitor is the set that maximises
+A(S) = F(S) + gamma (1 − NMI), found greedily and then refined by swaps (PAM), as in TensorFlow's reference
+implementation. Sets, assignments and NMI are constants for the gradient, which flows through the distances only.
 """
 
 import math
-from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from softtriple.losses.checks import at_least_one, checked_batch, not_negative
-from softtriple.losses.pairwise import distances
+from softtriple.losses.base import Labels, Loss, Vectors, require_count, require_nonnegative
+from softtriple.losses.pairs import distances
 
 
 def normalized_mutual_information(
     assignments: Int[Tensor, "sets items"], labels: Int[Tensor, " items"]
 ) -> Float[Tensor, " sets"]:
-    """Mutual information of each clustering and the classes, over the geometric mean of their entropies.
+    """Mutual information of each clustering and the classes, divided by the geometric mean of their entropies.
 
-    From one contingency table for each clustering; clusters and classes are numbered from 0. Two partitions that do
-    not divide at all agree (1); if only one of them divides, it is 0.
+    Clusters and classes are numbered from 0. It is 1 if both partitions have a single part, 0 if only one of them does.
     """
     num_clusters, num_classes = int(assignments.max()) + 1, int(labels.max()) + 1
     cells = assignments * num_classes + labels
@@ -40,7 +38,7 @@ def normalized_mutual_information(
 
 
 def nearest_medoid(distance: Float[Tensor, "items items"], medoids: Int[Tensor, "sets k"]) -> Int[Tensor, "sets items"]:
-    """For each set of medoids the number of each item's nearest one; a medoid is always its own."""
+    """Position of each item's nearest medoid in each set; a medoid is assigned to itself."""
     numbers = torch.arange(medoids.shape[1], device=medoids.device).expand_as(medoids)
     return distance[medoids].argmin(dim=1).scatter(1, medoids, numbers)
 
@@ -48,12 +46,12 @@ def nearest_medoid(distance: Float[Tensor, "items items"], medoids: Int[Tensor, 
 def greedy_medoids(
     distance: Float[Tensor, "items items"], labels: Int[Tensor, " items"], gamma: float
 ) -> Int[Tensor, " k"]:
-    """As many medoids as there are classes, each chosen to maximise A of the set so far."""
+    """As many medoids as classes, each chosen to maximise A of the set so far."""
     nearest = distance.new_full((len(distance),), torch.inf)
     assignment = torch.zeros_like(labels)
     chosen: list[int] = []
     for number in range(int(labels.max()) + 1):
-        # Row j is what the set would be with item j added.
+        # Row j: the set with item j added.
         shortened = torch.minimum(distance, nearest)
         assignments = torch.where(distance < nearest, number, assignment).fill_diagonal_(number)
         score = gamma * (1 - normalized_mutual_information(assignments, labels)) - shortened.sum(dim=1)
@@ -71,9 +69,9 @@ def refined_medoids(
     gamma: float,
     rounds: int,
 ) -> Int[Tensor, " k"]:
-    """Medoids after ``rounds`` in which each cluster in turn takes the best of its members for its medoid (PAM).
+    """Medoids after at most ``rounds`` in which each cluster in turn makes its best member the medoid (PAM).
 
-    A member is as good as minus its distances within the cluster, plus gamma (1 − NMI) once it is the medoid.
+    The score of a member is the negative sum of its distances within the cluster, plus gamma (1 − NMI) after the swap.
     """
     for _ in range(rounds):
         before, medoids = medoids, medoids.clone()
@@ -85,26 +83,26 @@ def refined_medoids(
             agreement = normalized_mutual_information(nearest_medoid(distance, swapped), labels)
             score = gamma * (1 - agreement) - distance[members][:, members].sum(dim=1)
             medoids[number] = members[score.argmax()]
-        if torch.equal(medoids, before):  # so it would stay
+        if torch.equal(medoids, before):
             break
     return medoids
 
 
-class ClusteringLoss(nn.Module):
-    """How much better the best wrong clustering of a batch scores than the true one: max(0, A(S) − F*).
+class ClusteringLoss(Loss):
+    """By how much the best competing clustering of a batch outscores the true one: max(0, A(S) − F*).
 
     Args:
-        num_classes: classes in the data; labels are 0 to ``num_classes - 1``.
+        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
         embedding_size: width of the embeddings.
         gamma: weight of 1 − NMI, the structured margin.
-        refinements: rounds of swaps after the greedy choice.
-        validate: check the values of each batch (finite, labels in range). On a GPU that waits for the device.
+        refinements: rounds of swaps after the greedy search.
+        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
-    A sum over the batch, not a mean. Lengths of the embeddings do not matter. Wants batches of 4 examples a class
-    (``per_class``). With one class only, or all classes different, there is only one clustering: the value is 0.
+    A sum over the batch, not a mean. Embeddings are normalised. Batches should contain 4 examples per class
+    (``per_class``). With a single class, or one example per class, only one clustering exists and the value is 0.
     """
 
-    per_class: ClassVar[int | None] = 4
+    per_class = 4
 
     def __init__(
         self,
@@ -115,26 +113,24 @@ class ClusteringLoss(nn.Module):
         refinements: int = 5,
         validate: bool = True,
     ) -> None:
-        super().__init__()
-        self.num_classes = at_least_one("num_classes", num_classes)
-        self.embedding_size = at_least_one("embedding_size", embedding_size)
-        self.gamma, self.validate = not_negative("gamma", gamma), validate
-        self.refinements = refinements if refinements == 0 else at_least_one("refinements", refinements)
+        super().__init__(num_classes, embedding_size, validate=validate)
+        self.gamma = require_nonnegative("gamma", gamma)
+        self.refinements = refinements if refinements == 0 else require_count("refinements", refinements)
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
         """Loss of the batch as a whole."""
-        embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.embedding_size, self.validate)
+        embeddings, labels = self.check_batch(embeddings, labels)
         distance = distances(F.normalize(embeddings, dim=-1))
-        classes: Tensor = torch.unique(labels, return_inverse=True)[1]  # numbered from 0 without a gap
+        classes: Tensor = torch.unique(labels, return_inverse=True)[1]  # numbered from 0 without gaps
         with torch.no_grad():
             medoids = greedy_medoids(distance, classes, self.gamma)
             medoids = refined_medoids(distance, classes, medoids, self.gamma, self.refinements)
             assignment = nearest_medoid(distance, medoids[None])
             disagreement = 1 - normalized_mutual_information(assignment, classes)[0].to(distance.dtype)
-        found_cost = distance.gather(1, medoids[assignment[0]][:, None]).sum()
+        medoid_cost = distance.gather(1, medoids[assignment[0]][:, None]).sum()
         within = (distance * (classes[:, None] == classes)).sum(dim=1)
         true_cost = within.new_zeros(len(medoids)).scatter_reduce(0, classes, within, "amin", include_self=False).sum()
-        return F.relu(true_cost - found_cost + self.gamma * disagreement)
+        return F.relu(true_cost - medoid_cost + self.gamma * disagreement)
 
 
 def _entropy(counts: Float[Tensor, "sets parts"]) -> Float[Tensor, " sets"]:

@@ -1,19 +1,157 @@
-"""N-pairs (Sohn, NIPS 2016), and the margin loss with negatives drawn by distance (Wu et al., ICCV 2017)."""
+"""Losses over pairs and triplets of a batch: triplet loss, semi-hard, lifted structure, n-pairs, margin.
 
-from typing import Any, ClassVar, NamedTuple
+The triplet loss is Eq. 1 and 2 of the SoftTriple paper. Semi-hard triplets are FaceNet's (Schroff et al., CVPR 2015),
+lifted structure is Song et al. (CVPR 2016), n-pairs is Sohn (NIPS 2016), and the margin loss with distance-weighted
+sampling is Wu et al. (ICCV 2017).
+"""
+
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from softtriple.losses.centers import param_groups
-from softtriple.losses.checks import at_least_one, checked_batch, not_negative, positive, refuse_long
-from softtriple.losses.pairwise import brought_to, distances, relations
+from softtriple.errors import UserError
+from softtriple.losses.base import Labels, Loss, Vectors, check_lengths, require_nonnegative, require_positive
+from softtriple.losses.functional import coincident
+
+
+def squared_distances(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch batch"]:
+    """Squared Euclidean distances; 0, without a gradient, where rounding error alone could have produced them."""
+    with torch.autocast(embeddings.device.type, enabled=False):
+        lengths = embeddings.square().sum(dim=-1)
+        both_lengths = lengths[:, None] + lengths
+        squared = both_lengths - 2 * (embeddings @ embeddings.mT)
+    return torch.where(squared > coincident(squared.dtype) * both_lengths / 2, squared, 0)
+
+
+def distances(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch batch"]:
+    """Euclidean distances; those of coincident embeddings have no gradient, so that none is infinite."""
+    squared = squared_distances(embeddings)
+    apart = squared > 0
+    return torch.where(apart, squared, 1).sqrt() * apart
+
+
+def relations(labels: Int[Tensor, " batch"]) -> tuple[Bool[Tensor, "batch batch"], Bool[Tensor, "batch batch"]]:
+    """Which pairs are positive (same class, different examples) and which are negative (different classes).
+
+    Example:
+        >>> positive, negative = relations(torch.tensor([7, 7, 3]))
+        >>> positive.int().tolist(), negative.int().tolist()
+        ([[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 1], [0, 0, 1], [1, 1, 0]])
+    """
+    same = labels[:, None] == labels
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    return same & ~itself, ~same
+
+
+def scaled_to(length: float | None, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch dim"]:
+    """Embeddings rescaled to ``length``, or unchanged if it is None."""
+    return embeddings if length is None else length * F.normalize(embeddings, dim=-1)
+
+
+def triplet_loss(
+    anchor: Float[Tensor, "triplets dim"],
+    positive: Float[Tensor, "triplets dim"],
+    negative: Float[Tensor, "triplets dim"],
+    margin: float,
+) -> Float[Tensor, " triplets"]:
+    """Loss of each triplet of unit vectors: the violation of x_i·x_j − x_i·x_k ≥ margin (Eq. 1 and 2)."""
+    return F.relu(margin + (anchor * negative).sum(dim=-1) - (anchor * positive).sum(dim=-1))
+
+
+def semi_hard_distances(
+    distance: Float[Tensor, "batch batch"], negative: Bool[Tensor, "batch batch"]
+) -> Float[Tensor, "batch batch"]:
+    """For each anchor and example, the distance to the anchor's nearest negative that is farther than the example.
+
+    If no negative is farther, the distance to the farthest negative; infinite if there is none.
+    """
+    ascending = distance.masked_fill(~negative, torch.inf).sort(dim=1).values
+    beyond = torch.searchsorted(ascending.detach(), distance.detach(), right=True)
+    farthest = negative.sum(dim=1, keepdim=True) - 1
+    return ascending.gather(1, torch.minimum(beyond, farthest).clamp_min(0))
+
+
+class SemiHardTripletLoss(Loss):
+    """Triplet loss on squared distances, with one semi-hard negative for each ordered positive pair.
+
+    The rule is that of TensorFlow's reference implementation: the nearest negative that is farther away than the
+    positive, or the farthest negative if there is none.
+
+    Args:
+        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
+        embedding_size: width of the embeddings.
+        margin: required difference of the squared distances; FaceNet uses 0.2, the reference 1.
+        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
+
+    Embeddings are normalised. Batches should contain 4 examples per class (``per_class``). A batch without a positive
+    pair, or with a single class, has the value 0.
+    """
+
+    per_class = 4
+
+    def __init__(self, num_classes: int, embedding_size: int, *, margin: float = 1.0, validate: bool = True) -> None:
+        super().__init__(num_classes, embedding_size, validate=validate)
+        self.margin = require_nonnegative("margin", margin)
+
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Mean loss over the ordered positive pairs."""
+        embeddings, labels = self.check_batch(embeddings, labels)
+        distance = squared_distances(F.normalize(embeddings, dim=-1))
+        positive, negative = relations(labels)
+        losses = F.relu(self.margin + distance - semi_hard_distances(distance, negative))
+        return (losses * positive).sum() / positive.sum().clamp_min(1)
+
+
+class LiftedStructureLoss(Loss):
+    """Lifted structure: half the mean of max(0, J)² over positive pairs.
+
+    J_ij = log(Σ_k exp(margin − D_ik) + Σ_l exp(margin − D_jl)) + D_ij, with k and l over the negatives of i and j, is
+    the smooth violation of one pair by all of its negatives.
+
+    Args:
+        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
+        embedding_size: width of the embeddings.
+        margin: how far away negatives should be.
+        length: rescale embeddings to this length; None leaves them unchanged, as published. Distances of unit vectors
+            are at most 2, where exp(−D) hardly tells near negatives from far ones.
+        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
+
+    Batches should contain 4 examples per class (``per_class``). A batch without a positive pair, or with a single
+    class, has the value 0.
+    """
+
+    per_class = 4
+
+    def __init__(
+        self,
+        num_classes: int,
+        embedding_size: int,
+        *,
+        margin: float = 1.0,
+        length: float | None = 10.0,
+        validate: bool = True,
+    ) -> None:
+        super().__init__(num_classes, embedding_size, validate=validate)
+        self.margin = require_nonnegative("margin", margin)
+        self.length = length if length is None else require_positive("length", length)
+
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Mean loss over the positive pairs."""
+        embeddings, labels = self.check_batch(embeddings, labels)
+        distance = distances(scaled_to(self.length, embeddings))
+        positives, negatives = relations(labels)
+        # The lowest finite number instead of minus infinity: gradients stay finite without any negative.
+        lowest = torch.finfo(distance.dtype).min
+        pushes = (self.margin - distance).masked_fill(~negatives, lowest).logsumexp(dim=1)
+        violation = F.relu(torch.logaddexp(pushes[:, None], pushes) + distance) * positives
+        return violation.square().sum() / (2 * positives.sum().clamp_min(1))
 
 
 def pair_up(labels: Int[Tensor, " batch"]) -> tuple[Int[Tensor, " pairs"], Int[Tensor, " pairs"]]:
-    """Rows of anchors and of their positives: of each class the first and second example, third and fourth, and so on.
+    """Rows of anchors and of their positives: first and second example of each class, third and fourth, and so on.
 
     Example:
         >>> anchors, positives = pair_up(torch.tensor([5, 2, 5, 2, 5]))
@@ -27,25 +165,25 @@ def pair_up(labels: Int[Tensor, " batch"]) -> tuple[Int[Tensor, " pairs"], Int[T
     return order[:-1][leads], order[1:][leads]
 
 
-class NPairsLoss(nn.Module):
-    """N-pairs: each anchor must find its positive among the positives of all pairs, by softmax over products.
+class NPairsLoss(Loss):
+    """N-pairs: each anchor must find its positive among the positives of all pairs, by softmax over inner products.
 
-    Where several pairs are of one class, its positives share the probability. ``l2`` keeps embeddings short.
+    If several pairs belong to one class, its positives share the target probability.
 
     Args:
-        num_classes: classes in the data; labels are 0 to ``num_classes - 1``.
+        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
         embedding_size: width of the embeddings.
-        length: length that embeddings are brought to; None leaves it to the encoder, as published. Products of unit
+        length: rescale embeddings to this length; None leaves them unchanged, as published. Inner products of unit
             vectors lie between −1 and 1, too close for a softmax; √20 ≈ 4.5 makes its scale 20.
-        l2: weight of a quarter of the mean squared lengths of anchors and of positives, before any ``length``.
-        validate: check the values of each batch (finite, labels in range). On a GPU that waits for the device.
+        l2: weight of a quarter of the mean squared lengths of anchors and of positives, before any rescaling.
+        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
-    Wants batches of 2 examples a class (``per_class``): the first in the batch is the anchor, the second the
-    positive. A batch without two examples of any class has the value 0. ``NormalizedSoftmaxLoss`` has learned centres
-    in place of the positives.
+    Batches should contain 2 examples per class (``per_class``): the first is the anchor, the second the positive. A
+    batch without two examples of any class has the value 0. ``NormalizedSoftmaxLoss`` has learned centres in place of
+    the positives.
     """
 
-    per_class: ClassVar[int | None] = 2
+    per_class = 2
 
     def __init__(
         self,
@@ -56,20 +194,18 @@ class NPairsLoss(nn.Module):
         l2: float = 0.002,
         validate: bool = True,
     ) -> None:
-        super().__init__()
-        self.num_classes = at_least_one("num_classes", num_classes)
-        self.embedding_size = at_least_one("embedding_size", embedding_size)
-        self.length = length if length is None else positive("length", length)
-        self.l2, self.validate = not_negative("l2", l2), validate
+        super().__init__(num_classes, embedding_size, validate=validate)
+        self.length = length if length is None else require_positive("length", length)
+        self.l2 = require_nonnegative("l2", l2)
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Mean loss over the pairs of ``embeddings`` of one class."""
-        embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.embedding_size, self.validate)
-        if self.validate and (self.length is None or self.l2):  # else nothing depends on how long they are
-            refuse_long(embeddings, embeddings.dtype)
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Mean loss over the pairs of the batch."""
+        embeddings, labels = self.check_batch(embeddings, labels)
+        if self.validate and (self.length is None or self.l2):  # otherwise their lengths do not matter
+            check_lengths(embeddings, embeddings.dtype)
         anchors, positives = pair_up(labels)
         num_pairs = max(len(anchors), 1)
-        vectors = brought_to(self.length, embeddings)
+        vectors = scaled_to(self.length, embeddings)
         with torch.autocast(embeddings.device.type, enabled=False):
             products = vectors[anchors] @ vectors[positives].mT
         same = (labels[anchors][:, None] == labels[positives]).to(products.dtype)
@@ -94,10 +230,11 @@ def negative_weights(
     nearest: float,
     farthest: float,
 ) -> Float[Tensor, "batch batch"]:
-    """How likely each anchor draws each negative: inversely to the density of its distance on the unit sphere.
+    """Probability, up to a factor, that each anchor draws each negative: the inverse density of its distance.
 
-    So distances are drawn evenly. Below ``nearest`` all count as equally near, from ``farthest`` on none is drawn,
-    unless there is no other: then all are equally likely.
+    The density is that of distances between random points on the unit sphere, so distances are drawn uniformly. Those
+    below ``nearest`` count as ``nearest``. Negatives at ``farthest`` or beyond are drawn only if there are no others,
+    and then uniformly.
     """
     clipped = distance.clamp_min(nearest)
     log_density = (embedding_size - 2) * clipped.log() + (embedding_size - 3) / 2 * (1 - clipped.square() / 4).log()
@@ -108,7 +245,7 @@ def negative_weights(
 
 
 def draw_triplets(same: Bool[Tensor, "batch batch"], weights: Float[Tensor, "batch batch"]) -> Triplets:
-    """Every ordered pair of the ``same`` class with a negative drawn by ``weights``, from torch's random numbers."""
+    """Every ordered pair of the ``same`` class with a negative drawn by ``weights``, from torch's generator."""
     anchors, positives = same.nonzero(as_tuple=True)
     if not len(anchors) or not weights.any():
         nothing = anchors[:0]
@@ -125,36 +262,36 @@ def margin_loss(
     margin: float,
     nu: float,
 ) -> Float[Tensor, ""]:
-    """Positives ``margin`` inside, negatives ``margin`` outside the boundary: misses, summed, over their number.
+    """Sum of violations divided by their number; positives must be ``margin`` inside the boundary, negatives outside.
 
     ``nu`` is the weight of the boundaries themselves.
     """
     inside = F.relu(distance[triplets.anchors, triplets.positives] - boundaries + margin)
     outside = F.relu(boundaries - distance[triplets.anchors, triplets.negatives] + margin)
-    misses = (inside > 0).sum() + (outside > 0).sum()
-    return ((inside + outside).sum() + nu * boundaries.sum()) / misses.clamp_min(1)
+    violations = (inside > 0).sum() + (outside > 0).sum()
+    return ((inside + outside).sum() + nu * boundaries.sum()) / violations.clamp_min(1)
 
 
-class MarginLoss(nn.Module):
-    """Margin loss: a learned boundary between near and far for each class, and negatives drawn by distance.
+class MarginLoss(Loss):
+    """Margin loss: a learned boundary between near and far for each class, and negatives sampled by distance.
 
     Args:
-        num_classes: classes in the data; labels are 0 to ``num_classes - 1``.
+        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
         embedding_size: width of the embeddings.
-        margin: how far inside and outside the boundary examples should be.
-        beta: where all boundaries (``betas``) start.
+        margin: how far inside or outside the boundary examples should be.
+        beta: initial value of all boundaries (``betas``).
         nu: weight of the boundaries in the loss.
-        beta_lr: learning rate that ``param_groups`` asks for the boundaries.
-        nearest: negatives nearer than this are drawn as if they were so far away.
-        farthest: negatives this far away are not drawn; margin + beta, from where they have no loss.
-        validate: check the values of each batch (finite, labels in range). On a GPU that waits for the device.
+        beta_lr: learning rate of the boundaries in ``param_groups``.
+        nearest: negatives nearer than this are drawn as if they were at this distance.
+        farthest: negatives this far away are not drawn; the default is margin + beta, where their loss ends.
+        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
-    Lengths of the embeddings do not matter. Wants batches of 5 examples a class (``per_class``). Negatives are drawn
-    with torch's random numbers, so ``torch.manual_seed`` repeats them. A batch without a positive pair, or with one
-    class only, has the value 0.
+    Embeddings are normalised. Batches should contain 5 examples per class (``per_class``). Negatives are drawn from
+    torch's generator, so ``torch.manual_seed`` makes them repeatable. A batch without a positive pair, or with a single
+    class, has the value 0.
     """
 
-    per_class: ClassVar[int | None] = 5
+    per_class = 5
 
     def __init__(
         self,
@@ -169,19 +306,19 @@ class MarginLoss(nn.Module):
         farthest: float = 1.4,
         validate: bool = True,
     ) -> None:
-        super().__init__()
-        self.num_classes = at_least_one("num_classes", num_classes)
-        self.embedding_size = at_least_one("embedding_size", embedding_size)
-        self.margin, self.beta, self.nu = not_negative("margin", margin), positive("beta", beta), not_negative("nu", nu)
-        self.beta_lr, self.validate = not_negative("beta_lr", beta_lr), validate
+        super().__init__(num_classes, embedding_size, validate=validate)
+        self.margin, self.beta = require_nonnegative("margin", margin), require_positive("beta", beta)
+        self.nu, self.beta_lr = require_nonnegative("nu", nu), require_nonnegative("beta_lr", beta_lr)
         if not 0 < nearest < farthest <= 2:
-            raise ValueError(f"nearest = {nearest!r} and farthest = {farthest!r} must be 0 < nearest < farthest <= 2")
+            raise UserError(
+                f"nearest = {nearest!r} and farthest = {farthest!r} must satisfy 0 < nearest < farthest <= 2"
+            )
         self.nearest, self.farthest = nearest, farthest
         self.betas = nn.Parameter(torch.full((num_classes,), float(beta)))
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Mean loss over the pairs of ``embeddings`` that have one, with negatives drawn anew in each call."""
-        embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.embedding_size, self.validate)
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Mean loss over the pairs that violate their margin, with new negatives drawn in each call."""
+        embeddings, labels = self.check_batch(embeddings, labels)
         distance = distances(F.normalize(embeddings, dim=-1))
         same, different = relations(labels)
         with torch.no_grad():
@@ -191,5 +328,5 @@ class MarginLoss(nn.Module):
         return margin_loss(distance, triplets, boundaries, self.margin, self.nu)
 
     def param_groups(self, *modules: nn.Module, lr: float = 1e-4, center_lr: float = 1e-2) -> list[dict[str, Any]]:
-        """As every loss has them, but with ``beta_lr`` in place of ``center_lr``: there are boundaries, no centres."""
-        return param_groups(self, *modules, lr=lr, center_lr=self.beta_lr)
+        """As for every loss, but with ``beta_lr`` in place of ``center_lr``: there are boundaries, not centres."""
+        return super().param_groups(*modules, lr=lr, center_lr=self.beta_lr)

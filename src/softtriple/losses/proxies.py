@@ -1,18 +1,17 @@
-"""Proxies: one learned vector a class takes the place of its examples.
+"""Proxies: one learned vector per class stands in for the examples of the class.
 
 ProxyNCA (Movshovitz-Attias et al., ICCV 2017), with its bounded form (Remark 3 of the SoftTriple paper), and Proxy
 Anchor (Kim et al., CVPR 2020). A proxy is what other losses call a centre, and is stored as one.
 """
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
-from torch import Tensor, nn
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from softtriple.losses.centers import new_centers, param_groups
-from softtriple.losses.checks import checked_embeddings, checked_labels, not_negative, positive
+from softtriple.errors import UserError
+from softtriple.losses.base import Labels, Vectors, require_nonnegative, require_positive
+from softtriple.losses.centers import CenterLoss
 
 
 def proxy_nca(
@@ -24,8 +23,8 @@ def proxy_nca(
 ) -> Float[Tensor, ""]:
     """Mean of −log(exp(−scale d(x, own proxy)) / Σ over the other proxies of exp(−scale d(x, proxy))).
 
-    d is the squared distance of unit vectors, which is 2 − 2 cos: its constant cancels. ``include_own`` adds the own
-    proxy to the sum; ``bounded`` takes the positive part for each example.
+    d is the squared distance of unit vectors, 2 − 2 cos; its constant cancels. ``include_own`` adds the own proxy to
+    the sum; ``bounded`` takes the positive part of each example's loss.
     """
     logits = 2 * scale * similarity
     own = labels[:, None]
@@ -43,46 +42,39 @@ def proxy_anchor(
     log(1 + Σ exp(scale (margin + s))) over the others, averaged over all proxies.
     """
     own = F.one_hot(labels, similarity.shape[1]).bool()
-    one = similarity.new_zeros(1, similarity.shape[1])  # log 1; a proxy without examples keeps this alone
+    one = similarity.new_zeros(1, similarity.shape[1])  # log 1, all that a proxy without examples contributes
     pull = (scale * (margin - similarity)).masked_fill(~own, -torch.inf)
     push = (scale * (margin + similarity)).masked_fill(own, -torch.inf)
     pulls, pushes = torch.cat([one, pull]).logsumexp(dim=0), torch.cat([one, push]).logsumexp(dim=0)
     return pulls.sum() / own.any(dim=0).sum() + pushes.mean()
 
 
-def similarities(
-    loss: "ProxyNCALoss | ProxyAnchorLoss", embeddings: Float[Tensor, "batch dim"]
-) -> Float[Tensor, "batch classes"]:
-    """Cosine of each embedding and the proxy of each class."""
-    embeddings = checked_embeddings(embeddings, loss.centers, look_at_values=loss.validate)
-    with torch.autocast(embeddings.device.type, enabled=False):
-        proxies = F.normalize(loss.centers[:, 0].to(embeddings.dtype), dim=-1)
-        return F.normalize(embeddings, dim=-1) @ proxies.mT
+class ProxyLoss(CenterLoss):
+    """A loss over the cosines of embeddings and proxies."""
+
+    def compare(
+        self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Cosine of each embedding and each class's proxy."""
+        return F.normalize(embeddings, dim=-1) @ F.normalize(centers[:, 0], dim=-1).mT
 
 
-def predict(loss: "ProxyNCALoss | ProxyAnchorLoss", embeddings: Float[Tensor, "batch dim"]) -> Int[Tensor, " batch"]:
-    """Most similar class of each embedding."""
-    return loss.similarities(embeddings).argmax(dim=1)
+class ProxyNCALoss(ProxyLoss):
+    """ProxyNCA: neighbourhood components analysis with one proxy per class; the own proxy is not among the rivals.
 
-
-class ProxyNCALoss(nn.Module):
-    """ProxyNCA: neighbourhood components analysis with one proxy a class, the own proxy not among the rivals.
-
-    Without the own proxy in the sum the loss has no lower bound to speak of and may be negative.
+    Without the own proxy in the sum, the loss can be negative and has no useful lower bound.
 
     Args:
-        num_classes: classes to tell apart; labels are 0 to ``num_classes - 1``.
+        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
         embedding_size: width of the embeddings.
-        scale: factor of the squared distances. The paper prints none, which is 1 and too small for unit vectors; 9 is
-            that of a public reproduction for CUB and Cars.
-        include_own: put the own proxy among the rivals, as most implementations do.
-        bounded: count only the positive part of each example's loss (Remark 3).
-        validate: check the values of each batch (finite, labels in range). On a GPU that waits for the device.
+        scale: factor of the squared distances. The paper has none, that is 1, which is too small for unit vectors; 9 is
+            the value of a public reproduction for CUB and Cars.
+        include_own: add the own proxy to the rivals, as most implementations do.
+        bounded: use only the positive part of each example's loss (Remark 3).
+        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
-    Any batches will do (``per_class`` is None). ``include_own`` makes it ``NormalizedSoftmaxLoss`` at twice the scale.
+    With ``include_own`` it is ``NormalizedSoftmaxLoss`` at twice the scale.
     """
-
-    per_class: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -94,40 +86,34 @@ class ProxyNCALoss(nn.Module):
         bounded: bool = False,
         validate: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(num_classes, embedding_size, validate=validate)
         if num_classes == 1 and not include_own:
-            raise ValueError("num_classes = 1 leaves no rival proxy: at least 2 are needed, or include_own=True")
+            raise UserError("num_classes = 1 leaves no rival proxy; use at least 2 classes, or include_own=True")
         if bounded and include_own:
-            raise ValueError("bounded=True has no effect with include_own=True, whose loss is never negative: drop one")
-        self.scale, self.validate = positive("scale", scale), validate
-        self.include_own, self.bounded = include_own, bounded
-        self.centers = new_centers(num_classes, 1, embedding_size)
+            raise UserError(
+                "bounded=True has no effect with include_own=True, which is never negative; drop one of them"
+            )
+        self.scale, self.include_own, self.bounded = require_positive("scale", scale), include_own, bounded
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Mean loss of ``embeddings`` of classes ``labels``."""
-        similarity = self.similarities(embeddings)
-        labels = checked_labels(labels, len(embeddings), len(self.centers) if self.validate else None)
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Mean loss of ``embeddings`` with classes ``labels``."""
+        embeddings, labels = self.check_batch(embeddings, labels)
+        similarity = self._compare(embeddings, self.centers)
         return proxy_nca(similarity, labels, self.scale, self.include_own, self.bounded)
 
-    similarities = similarities
-    predict = predict
-    param_groups = param_groups
 
-
-class ProxyAnchorLoss(nn.Module):
-    """Proxy Anchor: proxies are the anchors, so that examples of a batch are weighed against each other.
+class ProxyAnchorLoss(ProxyLoss):
+    """Proxy Anchor: proxies are the anchors, so the examples of a batch are weighted against each other.
 
     Args:
-        num_classes: classes to tell apart; labels are 0 to ``num_classes - 1``.
+        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
         embedding_size: width of the embeddings.
         scale: inverse temperature of the smooth maxima.
-        margin: by how much similarities should be above, or below, zero.
-        validate: check the values of each batch (finite, labels in range). On a GPU that waits for the device.
+        margin: how far above (own proxy) or below (others) zero the similarities should be.
+        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
-    Any batches will do (``per_class`` is None), large ones best.
+    Works with any batch, best with large ones.
     """
-
-    per_class: ClassVar[int | None] = None
 
     def __init__(
         self,
@@ -138,16 +124,10 @@ class ProxyAnchorLoss(nn.Module):
         margin: float = 0.1,
         validate: bool = True,
     ) -> None:
-        super().__init__()
-        self.scale, self.margin, self.validate = positive("scale", scale), not_negative("margin", margin), validate
-        self.centers = new_centers(num_classes, 1, embedding_size)
+        super().__init__(num_classes, embedding_size, validate=validate)
+        self.scale, self.margin = require_positive("scale", scale), require_nonnegative("margin", margin)
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Loss of the batch: mean over the proxies present, plus mean over all proxies."""
-        similarity = self.similarities(embeddings)
-        labels = checked_labels(labels, len(embeddings), len(self.centers) if self.validate else None)
-        return proxy_anchor(similarity, labels, self.scale, self.margin)
-
-    similarities = similarities
-    predict = predict
-    param_groups = param_groups
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Loss of the batch: mean over the proxies with examples, plus mean over all proxies."""
+        embeddings, labels = self.check_batch(embeddings, labels)
+        return proxy_anchor(self._compare(embeddings, self.centers), labels, self.scale, self.margin)

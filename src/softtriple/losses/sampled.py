@@ -1,12 +1,12 @@
-"""Class sampling for very many classes: each step looks at some of them, as Partial FC does (An et al., CVPR 2022).
+"""Class sampling for very many classes: each step uses only some of them, as in Partial FC (An et al., CVPR 2022).
 
-The classes of the batch always take part, and as many others, drawn evenly, as make the share ``rate``; a class comes
-with all its centres. The loss is SoftTriple over those classes alone, cross-entropy and regulariser. It is unbiased in
-the sense of that paper: no positive is ever missing, and every negative has the same chance. Nothing corrects for the
-negatives left out, so that the value is lower than that of the full loss, and a negative in the draw counts for more.
+The classes of the batch always take part, together with as many others, drawn uniformly, as make up the share ``rate``;
+a class comes with all its centres. The loss is SoftTriple over those classes, cross-entropy and regulariser. As in that
+paper, no positive is ever missing and every negative is equally likely. Nothing corrects for the negatives left out, so
+the value is lower than that of the full loss, and each drawn negative counts for more.
 
-Centres that were not drawn have no gradient, not one of zeros: the gradient is a sparse tensor of rows, and an
-optimiser that knows such (``softtriple.training.optim.RowAdam``, ``torch.optim.SparseAdam``) leaves the others alone.
+Centres that were not drawn have no gradient, rather than one of zeros: the gradient is a sparse tensor of rows, and an
+optimiser that supports those (``softtriple.training.optim.RowAdam``, ``torch.optim.SparseAdam``) skips the others.
 """
 
 import math
@@ -15,58 +15,91 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Integer
-from torch import Tensor, nn
+from torch import Tensor
 
 from softtriple import dist
-from softtriple.losses.centers import param_groups
+from softtriple.errors import UserError
+from softtriple.losses.base import Labels, Loss, Shard, Vectors
 from softtriple.losses.sharded import ShardedSoftTripleLoss
 from softtriple.losses.softtriple import SoftTripleLoss
-from softtriple.losses.tiled import RecycledMemory
+from softtriple.losses.tiled import RecycledMemory, working_bytes
 
 
-def sample_classes(loss: nn.Module, rate: float, seed: int = 0) -> nn.Module:
-    """SoftTriple, sharded or not, over the share ``rate`` of the classes in each step; ``loss`` itself at 1.0."""
-    if not 0 < rate <= 1:
-        raise ValueError(f"sample_rate = {rate!r} must be above 0 and at most 1")
-    if rate == 1:
+def sample_classes(loss: Loss, rate: float, seed: int = 0) -> Loss:
+    """SoftTriple, sharded or not, over the share ``rate`` of the classes in each step; ``loss`` itself if that is 1."""
+    if check_rate(rate) == 1:
         return loss
     if isinstance(loss, SoftTripleLoss):
         loss = ShardedSoftTripleLoss(loss)
     if not isinstance(loss, ShardedSoftTripleLoss):
-        raise ValueError(f"sample_rate = {rate}: only softtriple and softmax-norm can sample classes")
+        raise UserError(f"sample_rate = {rate}: only softtriple and softmax-norm can sample classes")
     return SampledSoftTripleLoss(loss, rate, seed)
 
 
-class SampledSoftTripleLoss(nn.Module):
-    """``loss`` over a draw of its classes, another in each step; over all of them in evaluation mode.
+def check_rate(rate: float) -> float:
+    """``rate`` if it is above 0 and at most 1."""
+    if not 0 < rate <= 1:
+        raise UserError(f"sample_rate = {rate!r} must be above 0 and at most 1")
+    return rate
 
-    A draw depends on the seed, the number of draws before it (``draws``, part of the state) and the classes of the
-    rank: a resumed run goes on as it would have, and one with another number of ranks draws others.
+
+class SampledSoftTripleLoss(Loss):
+    """``loss`` over a new sample of its classes in each training step; over all of them in evaluation mode.
+
+    A sample depends on the seed, the number of earlier samples (``draws``, part of the state) and the classes of the
+    rank: a resumed run continues with the same samples, and a different number of ranks draws different ones.
     """
 
+    sparse_gradients = True
     draws: Tensor
 
     def __init__(self, loss: ShardedSoftTripleLoss, rate: float, seed: int) -> None:
-        super().__init__()
+        super().__init__(loss.num_classes, loss.embedding_size, validate=loss.validate)
         self.loss, self.rate, self.seed = loss, rate, seed
         self.register_buffer("draws", torch.zeros((), dtype=torch.int64))
         self._memory = RecycledMemory()
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Mean loss over the batches of all ranks, among the classes drawn, plus tau times the spread of these."""
+    @property
+    def shard(self) -> Shard:
+        """The centres of this rank, and their classes."""
+        return self.loss.shard
+
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Mean loss over the batches of all ranks, among the sampled classes, plus tau times the spread of these."""
         if not self.training:
             value: Tensor = self.loss(embeddings, labels)
             return value
         embeddings, labels = self.loss.gathered(embeddings, labels)
-        classes = self.loss.classes
-        here = (labels >= classes.start) & (labels < classes.stop)
-        own = labels - classes.start
-        rows = self._draw(own[here])
-        # Where in the draw the own class is, for those that are on this rank.
-        own = torch.where(here, torch.searchsorted(rows, own), -1)
+        own, local = self.loss.local_rows(labels)
+        rows = self._draw(own[local])
+        # Position of each example's own class in the sample, if that class is on this rank.
+        own = torch.where(local, torch.searchsorted(rows, own), -1)
         num_drawn = dist.sum_(torch.tensor(len(rows)))
         centers: Tensor = _TakeRows.apply(self.loss.centers, rows, self._memory)  # type: ignore[no-untyped-call]
         return self.loss.objective(embeddings, own, centers, int(num_drawn))
+
+    def distinct_centers(self) -> Int[Tensor, " classes"]:
+        """Number of distinct centres of each class, sampled or not."""
+        return self.loss.distinct_centers()
+
+    def initialize_centers(self, embeddings: Vectors, labels: Labels) -> None:
+        """Start the centres of all classes from data, as the sharded loss does."""
+        self.loss.initialize_centers(embeddings, labels)
+
+    def gradient_bytes(self, batch_size: int) -> int:
+        """Memory of the gradient of the sampled centres."""
+        return self._sampled_shape(batch_size).numel() * self.loss.centers.element_size()
+
+    def working_bytes(self, batch_size: int) -> int:
+        """Approximate scratch memory of a step, including a copy of the sampled centres."""
+        shape, element_size = self._sampled_shape(batch_size), self.loss.centers.element_size()
+        tiles = working_bytes(batch_size, shape, self.loss.settings.tau, element_size)
+        return tiles + shape.numel() * element_size
+
+    def _sampled_shape(self, batch_size: int) -> torch.Size:
+        """Shape of the sampled centres if the classes of the batch are all different and all on this rank."""
+        num_classes, *rest = self.loss.centers.shape
+        return torch.Size((min(num_classes, max(math.ceil(self.rate * num_classes), batch_size)), *rest))
 
     def _draw(self, positives: Int[Tensor, " positives"]) -> Int[Tensor, " rows"]:
         random = np.random.default_rng([self.seed, int(self.draws), self.loss.classes.start])
@@ -74,23 +107,17 @@ class SampledSoftTripleLoss(nn.Module):
         rows = draw_rows(len(self.loss.classes), self.rate, positives.cpu().numpy(), random)
         return torch.from_numpy(rows).to(positives.device)
 
-    def distinct_centers(self) -> Int[Tensor, " classes"]:
-        """How many centres each class has left, drawn or not."""
-        return self.loss.distinct_centers()
-
-    param_groups = param_groups
-
 
 def draw_rows(
     count: int, rate: float, positives: Integer[np.ndarray, " positives"], random: np.random.Generator
 ) -> Integer[np.ndarray, " rows"]:
-    """Rows of the share ``rate`` of ``count`` classes, ascending: all ``positives`` and an even draw of the others.
+    """A share ``rate`` of ``count`` rows, ascending: all ``positives`` and a uniform sample of the others.
 
     Example:
         >>> len(draw_rows(10, 0.25, np.array([7, 7]), np.random.default_rng(0)))
         3
     """
-    # Those with the smallest keys; the choice needs no sorting, and the order comes with it.
+    # The rows with the smallest random keys, which a partition finds without sorting.
     keys = random.random(count)
     keys[positives] = -1.0
     wanted = max(math.ceil(rate * count), int((keys < 0).sum()))
@@ -100,7 +127,7 @@ def draw_rows(
 
 
 class _TakeRows(torch.autograd.Function):
-    """Forward: some rows, in memory that is used again. Backward: a sparse gradient with these rows and no others."""
+    """Forward: some rows, in reused memory. Backward: a sparse gradient of these rows."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, rows: Tensor, memory: RecycledMemory) -> Tensor:

@@ -1,40 +1,38 @@
-"""Losses over several processes: ``shard(loss)`` from outside; no loss knows of ranks itself.
+"""Losses over several processes: ``shard(loss)`` from outside; no loss knows about ranks itself.
 
-SoftTriple's centres are split by class: a rank has the parameters, gradients and optimiser state of its classes alone.
-A step then is
+SoftTriple's centres are split by class: a rank holds the parameters, gradients and optimiser state of its own classes
+only. One step:
 
     embeddings and labels gathered          every rank has the whole batch
-    similarity to the classes at hand       the tiles of ``tiled.py``, as in one process
-    log Σ exp, own logit, spread gathered   2 batch + 1 numbers a rank, from which each rank has the value
+    similarity to the local classes         in tiles (``tiled.py``), as in one process
+    log Σ exp, own logit, spread gathered   2 batch + 1 numbers per rank, from which every rank computes the value
     gradient of the centres                 local and complete
-    gradient of the embeddings              the part through the classes at hand, summed over ranks
+    gradient of the embeddings              the part through the local classes, summed over ranks
 
-Every other loss sees the whole batch on every rank: its parameters are there on each, and so are their gradients.
-Value and gradients are those of one process; ranks may bring different numbers of examples, or none.
+Every other loss sees the whole batch on every rank, with parameters and gradients replicated. Value and gradients equal
+those of one process; ranks may contribute different numbers of examples, or none.
 """
 
-from typing import Any
-
 import torch
-from jaxtyping import Float, Int, Integer
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from softtriple import dist
-from softtriple.losses.centers import MERGED, count_distinct, draw_centers, param_groups
-from softtriple.losses.checks import checked_embeddings, checked_labels
+from softtriple.losses.base import Labels, Loss, Shard, Vectors, as_tensors
+from softtriple.losses.centers import MERGED, count_distinct, draw_centers, moved_to_data
 from softtriple.losses.softtriple import SoftTripleLoss
-from softtriple.losses.tiled import Part, RecycledMemory, Settings, Totals, tiled_objective
+from softtriple.losses.tiled import Part, RecycledMemory, Totals, tiled_objective, working_bytes
 
-# Centres drawn at once while those of other ranks are passed over.
+# Values drawn at once while skipping the centres of other ranks.
 DRAWN_AT_ONCE = 1 << 24
 
 
-def shard(loss: nn.Module) -> nn.Module:
-    """``loss`` over all ranks, for the part of the batch that each of them has; ``loss`` itself in one process.
+def shard(loss: Loss) -> Loss:
+    """``loss`` over all ranks, each of which passes its part of the batch; ``loss`` itself in one process.
 
-    SoftTriple and the normalised softmax leave their centres to the ``ShardedSoftTripleLoss`` that comes back. Made on
-    the meta device (``with torch.device("meta")``), they never exist as a whole. Other losses come back as they are,
-    with the parameters and buffers of the first rank, but gather the batch before they look at it.
+    SoftTriple and the normalised softmax become a ``ShardedSoftTripleLoss``. If they are built on the meta device
+    (``with torch.device("meta")``), their centres never exist as a whole. Other losses are returned as they are, with
+    the parameters and buffers of the first rank, and gather the batch before each call.
     """
     if dist.world_size() == 1:
         return loss
@@ -45,36 +43,41 @@ def shard(loss: nn.Module) -> nn.Module:
     return loss
 
 
-class ShardedSoftTripleLoss(nn.Module):
-    """SoftTriple with the centres of this rank's classes alone; its value is that of all classes.
+class ShardedSoftTripleLoss(Loss):
+    """SoftTriple with the centres of this rank's classes only; its value is that of all classes.
 
-    ``classes`` are those of this rank, ``num_classes`` counts all of them. In one process it is the loss it was made
-    from, and shares its centres. Second derivatives are not to be had.
+    ``classes`` are those of this rank; ``num_classes`` counts all of them. In one process it equals the loss it was
+    built from and shares its centres. Double backward is not supported.
     """
 
+    centers: nn.Parameter
+
     def __init__(self, loss: SoftTripleLoss) -> None:
-        super().__init__()
-        self.num_classes = len(loss.centers)
+        super().__init__(loss.num_classes, loss.embedding_size, validate=loss.validate)
         self.classes = range(self.num_classes)[dist.share(self.num_classes)]
-        self.settings = Settings(loss.scale, loss.gamma, loss.margin, loss.tau, loss.smoothing)
-        self.validate = loss.validate
+        self.settings = loss.settings
         self.centers = _own_centers(loss.centers, self.classes)
         self._memory = RecycledMemory()
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+    @property
+    def shard(self) -> Shard:
+        """The centres of this rank, and their classes."""
+        return Shard(self.centers, self.classes)
+
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
         """Mean loss over the batches of all ranks, plus tau times the spread of all centres."""
         embeddings, labels = self.gathered(embeddings, labels)
-        own = labels - self.classes.start
-        own = torch.where((own >= 0) & (own < len(self.classes)), own, -1)
-        return self.objective(embeddings, own, self.centers, self.num_classes)
+        own, local = self.local_rows(labels)
+        return self.objective(embeddings, torch.where(local, own, -1), self.centers, self.num_classes)
 
-    def gathered(
-        self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]
-    ) -> tuple[Float[Tensor, "all dim"], Int[Tensor, " all"]]:
+    def gathered(self, embeddings: Vectors, labels: Labels) -> tuple[Float[Tensor, "all dim"], Int[Tensor, " all"]]:
         """The batch of all ranks, checked."""
-        embeddings, labels = dist.gather_batch(embeddings, labels)
-        embeddings = checked_embeddings(embeddings, self.centers, look_at_values=self.validate)
-        return embeddings, checked_labels(labels, len(embeddings), self.num_classes if self.validate else None)
+        return self.check_batch(*dist.gather_batch(*as_tensors(embeddings, labels, self.centers.device)))
+
+    def local_rows(self, labels: Int[Tensor, " batch"]) -> tuple[Int[Tensor, " batch"], Bool[Tensor, " batch"]]:
+        """Rows of ``labels`` in this rank's centres, and which of them are there."""
+        own = labels - self.classes.start
+        return own, (own >= 0) & (own < len(self.classes))
 
     def objective(
         self,
@@ -85,36 +88,45 @@ class ShardedSoftTripleLoss(nn.Module):
     ) -> Float[Tensor, ""]:
         """The objective over ``num_classes`` on all ranks, of which this one has ``centers``; ``own`` are their rows.
 
-        ``own`` is −1 for an example whose class is on another rank. The embeddings' gradient comes as many times as
-        there are ranks, because the encoder's gradients are averaged over them.
+        ``own`` is −1 for an example whose class is on another rank. The gradient of the embeddings is multiplied by the
+        number of ranks, because the gradients of the encoder are averaged over them.
         """
         part = Part(num_classes, _combine, gain=dist.world_size())
         with torch.autocast(embeddings.device.type, enabled=False):
             centers = centers.to(embeddings.dtype)
-            return tiled_objective(embeddings, own, centers, self.settings, _no_definition, self._memory, part)
+            return tiled_objective(embeddings, own, centers, self.settings, self._memory, part)
 
     @torch.no_grad()
     def distinct_centers(self, tolerance: float = MERGED) -> Int[Tensor, " classes"]:
-        """How many centres each class has left, on all ranks, when those within ``tolerance`` count as one."""
+        """Number of centres left in each class of all ranks when those within ``tolerance`` count as one."""
         return dist.gather_rows(count_distinct(self.centers, tolerance))
 
-    param_groups = param_groups
+    @torch.no_grad()
+    def initialize_centers(self, embeddings: Vectors, labels: Labels) -> None:
+        """As in one process; every rank must pass the embeddings of all its classes, and may pass others."""
+        embeddings, labels = self.check_batch(embeddings, labels)
+        own, local = self.local_rows(labels)
+        self.centers.copy_(moved_to_data(self.centers, embeddings[local], own[local]))
+
+    def working_bytes(self, batch_size: int) -> int:
+        """Approximate scratch memory of a step; ``batch_size`` counts the examples of all ranks."""
+        return working_bytes(batch_size, self.centers.shape, self.settings.tau, self.centers.element_size())
 
 
-def _gather_inputs(loss: nn.Module, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    return dist.gather_batch(*inputs)
+def _gather_inputs(loss: nn.Module, inputs: tuple[Vectors, Labels]) -> tuple[Tensor, Tensor]:
+    return dist.gather_batch(*as_tensors(*inputs, dist.device()))
 
 
-def _combine(here: Totals) -> Totals:
-    """Totals over all ranks, the same on each: they are added in the order of the ranks."""
-    numbers = dist.stack(torch.cat([here.log_total, here.own_logits, here.distance[None]]))
-    batch = len(here.log_total)
+def _combine(local: Totals) -> Totals:
+    """Totals over all ranks, equal on each because they are added in rank order."""
+    numbers = dist.stack(torch.cat([local.log_total, local.own_logits, local.distance[None]]))
+    batch = len(local.log_total)
     log_totals, own_logits, distances = numbers[:, :batch], numbers[:, batch:-1], numbers[:, -1]
     return Totals(log_totals.logsumexp(dim=0), own_logits.sum(dim=0), distances.sum())
 
 
 def _own_centers(centers: nn.Parameter, classes: range) -> nn.Parameter:
-    """The rows of ``classes``; drawn as one process would draw them where the centres are on the meta device."""
+    """The rows of ``classes``; drawn as one process would draw them if the centres are on the meta device."""
     if not centers.is_meta:
         return (
             centers
@@ -130,7 +142,3 @@ def _own_centers(centers: nn.Parameter, classes: range) -> nn.Parameter:
         if first < last:
             own[first - classes.start : last - classes.start] = drawn[first - start : last - start]
     return nn.Parameter(own)
-
-
-def _no_definition(*_: Any) -> Tensor:
-    raise ValueError("second derivatives of a loss over several ranks, or over sampled classes, are not implemented")

@@ -1,17 +1,16 @@
 """Softmax losses: the plain one, and the normalised one (Eq. 3) that SoftTriple extends to several centres."""
 
-import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Integer
-from torch import Tensor, nn
+from jaxtyping import Float
+from torch import Tensor
 
-from softtriple.losses.centers import new_centers, param_groups
-from softtriple.losses.checks import checked_embeddings, checked_labels, refuse_long
+from softtriple.losses.base import Labels, Vectors, check_lengths
+from softtriple.losses.centers import CenterLoss
 from softtriple.losses.softtriple import SoftTripleLoss
 
 
 class NormalizedSoftmaxLoss(SoftTripleLoss):
-    """Normalised softmax (Eq. 3): one unit centre a class; a smoothed triplet loss by Proposition 1.
+    """Normalised softmax (Eq. 3): one unit centre per class; a smoothed triplet loss by Proposition 1.
 
     It is ``SoftTripleLoss`` with one centre, no margin and no regulariser, and uses its fast path.
     """
@@ -20,30 +19,21 @@ class NormalizedSoftmaxLoss(SoftTripleLoss):
         super().__init__(num_classes, embedding_size, 1, scale=scale, margin=0.0, tau=0.0, validate=validate)
 
 
-class SoftmaxLoss(nn.Module):
-    """Plain softmax: cross-entropy over products of embeddings and class vectors, neither of unit length."""
+class SoftmaxLoss(CenterLoss):
+    """Plain softmax: cross-entropy over inner products of embeddings and class vectors, neither normalised."""
 
     def __init__(self, num_classes: int, embedding_size: int, *, validate: bool = True) -> None:
-        super().__init__()
-        self.validate = validate
-        self.centers = new_centers(num_classes, 1, embedding_size)
+        super().__init__(num_classes, embedding_size, validate=validate)
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
-        """Mean loss of ``embeddings`` of classes ``labels``."""
-        similarity = self.similarities(embeddings)
-        labels = checked_labels(labels, len(embeddings), len(self.centers) if self.validate else None)
-        return F.cross_entropy(similarity, labels)
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+        """Mean loss of ``embeddings`` with classes ``labels``."""
+        embeddings, labels = self.check_batch(embeddings, labels)
+        return F.cross_entropy(self._compare(embeddings, self.centers), labels)
 
-    def similarities(self, embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch classes"]:
-        """Product of each embedding with the vector of each class."""
-        embeddings = checked_embeddings(embeddings, self.centers, look_at_values=self.validate)
+    def compare(
+        self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
+    ) -> Float[Tensor, "batch classes"]:
+        """Inner product of each embedding and each class vector."""
         if self.validate:
-            refuse_long(embeddings, self.centers.dtype)
-        with torch.autocast(embeddings.device.type, enabled=False):
-            return embeddings @ self.centers.to(embeddings.dtype)[:, 0].T
-
-    def predict(self, embeddings: Float[Tensor, "batch dim"]) -> Int[Tensor, " batch"]:
-        """Most similar class of each embedding."""
-        return self.similarities(embeddings).argmax(dim=1)
-
-    param_groups = param_groups
+            check_lengths(embeddings, self.centers.dtype)
+        return embeddings @ centers[:, 0].T

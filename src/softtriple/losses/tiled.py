@@ -1,15 +1,15 @@
 """The SoftTriple objective (Eq. 10) in tiles of classes, with its gradient written by hand.
 
-Exactly the function that ``softtriple_objective`` defines, arranged so that time goes into three matrix products and
-memory into the centres and their gradient. For one class, with ``v`` the similarities to its centres over gamma:
+The same function as ``functional.softtriple_objective``, arranged so that time goes into three matrix products and
+memory into the centres and their gradient. For one class, with ``v`` the similarities to its centres divided by gamma:
 
     q = softmax(v)        s = sum(q v)        S' = gamma s        dS'/d(gamma v) = q (1 + v − s)
 
-- Layout (classes, k, batch): tiles are contiguous slices, and the softmax over k runs along the batch.
-- One K×K Gram matrix a class gives the norms of the centres and the regulariser; the backward pass of both is then one
-  K×K by K×D product, and no normalised copy of the centres is stored.
-- Backward needs k + 1 numbers for each class and example. They are kept in the memory that the gradient of the centres
-  will fill; where they do not fit there and are not small, backward computes them again.
+- Layout (classes, k, batch): tiles are contiguous slices, and the softmax over k is vectorised along the batch.
+- One K×K Gram matrix per class gives the norms of the centres and the regulariser. The backward pass of both is then
+  one K×K by K×D product, and no normalised copy of the centres is stored.
+- The backward pass needs k + 1 numbers per class and example. The forward pass stores them in the memory that the
+  gradient of the centres will fill; if they neither fit there nor are small, the backward pass recomputes them.
 """
 
 import functools
@@ -26,44 +26,34 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Similarities in one tile, and centre coordinates over four. On a CPU a tile stays in cache while a dozen operations
-# pass over it, and yet is large enough that the fixed cost of those operations does not count.
+from softtriple.errors import UserError
+from softtriple.losses.functional import Settings, coincident, softtriple_objective
+
+# Similarities in one tile, or a quarter of its centre coordinates if that is more. On a CPU a tile stays in cache
+# during the dozen operations on it, and is large enough to hide their fixed cost.
 TILE_NUMBERS_CPU = 1 << 17
 TILE_NUMBERS_GPU = 1 << 24
 
-# Memory worth spending to spare backward the first product where the gradient has no room for what it needs.
+# Memory worth spending to avoid recomputing the first product in backward when the gradient's memory is too small.
 SMALL_BYTES = 1 << 26
 
-ALIGNMENT = 64  # bytes, a cache line: what torch gives its own tensors
-SMALLEST_NORM = 1e-12  # as torch.nn.functional.normalize
-
-
-class Settings(NamedTuple):
-    """The numbers of the objective; ``smoothing`` is added under the root of the regulariser."""
-
-    scale: float
-    gamma: float
-    margin: float
-    tau: float
-    smoothing: float = 0.0
-
-
-Definition = Callable[[Tensor, Tensor, Tensor, Settings], Tensor]
+ALIGNMENT = 64  # bytes, a cache line, as torch aligns its own tensors
+SMALLEST_NORM = 1e-12  # as in torch.nn.functional.normalize
 
 
 class Totals(NamedTuple):
-    """What cross-entropy and regulariser need to know of all classes, or of those at hand."""
+    """What the cross-entropy and the regulariser need to know of all classes, or of the local ones."""
 
     log_total: Float[Tensor, " batch"]  # log of the sum of exponentials over the classes
-    own_logits: Float[Tensor, " batch"]  # 0 where the own class is not at hand
-    distance: Float[Tensor, ""]  # between the centres of one class, summed over ordered pairs
+    own_logits: Float[Tensor, " batch"]  # logit of the own class; 0 if that is not local
+    distance: Float[Tensor, ""]  # between centres of the same class, summed over ordered pairs
 
 
 class Part(NamedTuple):
-    """What is different when the classes at hand are only some: labels of the others are then −1.
+    """How to compute the objective when only some of the classes are local; labels of the others are −1.
 
-    ``combine`` makes the totals of all classes from those of the ones at hand. The gradient of the embeddings is that
-    through the classes at hand, times ``gain``.
+    ``combine`` turns the totals of the local classes into those of all classes. The gradient of the embeddings is the
+    one through the local classes, times ``gain``.
     """
 
     num_classes: int
@@ -71,26 +61,21 @@ class Part(NamedTuple):
     gain: float = 1.0
 
 
-def coincident(dtype: torch.dtype) -> float:
-    """Squared distance of two unit vectors below which rounding alone can have made it."""
-    return 4 * torch.finfo(dtype).eps
-
-
 class RecycledMemory:
-    """Memory for one gradient, used again once the tensor handed out last is dead.
+    """Memory for one gradient, reused once the tensor handed out before is dead.
 
-    A fresh buffer costs page faults: 33 ms for 46 MB where an old one takes 4. Whether the old one is dead is known,
-    not guessed: a tensor made from a NumPy array keeps that array alive as long as anything shares its storage.
+    A fresh buffer costs page faults: 33 ms for 46 MB, where a reused one takes 4 ms. Reuse is safe: a tensor made from
+    a NumPy array keeps that array alive for as long as anything shares its storage.
     """
 
     def __init__(self) -> None:
         self._last: list[tuple[NDArray[np.uint8], weakref.ref[Any]]] = []
 
     def __reduce__(self) -> tuple[type["RecycledMemory"], tuple[()]]:
-        return RecycledMemory, ()  # a copy of a loss starts without memory
+        return RecycledMemory, ()  # a copy of a loss gets memory of its own
 
     def empty_like(self, tensor: Tensor) -> Tensor:
-        """Contiguous tensor like ``tensor`` with arbitrary content; on a CPU in the old memory if that is free."""
+        """Uninitialised contiguous tensor like ``tensor``; on a CPU in the previous memory if that is free."""
         if tensor.device.type != "cpu":
             return torch.empty_like(tensor, memory_format=torch.contiguous_format)
         needed = tensor.numel() * tensor.element_size()
@@ -115,27 +100,26 @@ def tiled_objective(
     labels: Int[Tensor, " batch"],
     centers: Float[Tensor, "classes k dim"],
     settings: Settings,
-    definition: Definition,
     memory: RecycledMemory,
     part: Part | None = None,
 ) -> Float[Tensor, ""]:
-    """What ``definition`` computes, faster; second derivatives are those of ``definition`` itself."""
+    """``softtriple_objective``, faster; double backward falls back to that function."""
     centers = centers.contiguous()
     learns = torch.is_grad_enabled() and centers.requires_grad
     gradient = memory.empty_like(centers) if learns else None
-    value: Tensor = _TiledObjective.apply(embeddings, labels, centers, settings, definition, gradient, part)  # type: ignore[no-untyped-call]
+    value: Tensor = _TiledObjective.apply(embeddings, labels, centers, settings, gradient, part)  # type: ignore[no-untyped-call]
     return value
 
 
 def working_bytes(batch: int, shape: torch.Size, tau: float, element_size: int) -> int:
-    """About how much ``tiled_objective`` takes for centres of ``shape``, besides them and their gradient."""
+    """Approximate scratch memory of ``tiled_objective`` for centres of ``shape``."""
     num_classes, k, dim = shape
-    numbers = num_classes * k * (1 + k if tau > 0 and k > 1 else 1)  # norms, and what the regulariser needs
+    numbers = num_classes * k * (1 + k if tau > 0 and k > 1 else 1)  # norms, and the regulariser's matrices
     numbers += 8 * min(TILE_NUMBERS_CPU, num_classes * k * max(batch, dim // 4)) + 4 * batch * dim
-    room = num_classes * (k + 1) * batch
+    workspace = num_classes * (k + 1) * batch
     fits_gradient = (k + 1) * batch <= k * dim
-    if not fits_gradient and room * element_size <= SMALL_BYTES:
-        numbers += room
+    if not fits_gradient and workspace * element_size <= SMALL_BYTES:
+        numbers += workspace
     return numbers * element_size
 
 
@@ -147,13 +131,12 @@ class _TiledObjective(torch.autograd.Function):
         labels: Tensor,
         centers: Tensor,
         settings: Settings,
-        definition: Definition,
         gradient: Tensor | None,
         part: Part | None,
     ) -> Tensor:
         ctx.save_for_backward(embeddings, labels, centers)
-        ctx.settings, ctx.definition, ctx.gradient, ctx.part = settings, definition, gradient, part
-        ctx.kept = _room(len(embeddings), centers, gradient) if any(ctx.needs_input_grad) else None
+        ctx.settings, ctx.gradient, ctx.part = settings, gradient, part
+        ctx.kept = _workspace(len(embeddings), centers, gradient) if any(ctx.needs_input_grad) else None
         value, ctx.summary = _forward(embeddings, labels, centers, settings, ctx.kept, part)
         return value
 
@@ -162,29 +145,31 @@ class _TiledObjective(torch.autograd.Function):
         embeddings, labels, centers = ctx.saved_tensors
         wanted = ctx.needs_input_grad[0], ctx.needs_input_grad[2]
         if torch.is_grad_enabled():  # create_graph=True: the gradient will itself be differentiated
-            value = ctx.definition(embeddings, labels, centers, ctx.settings)
+            if ctx.part is not None:
+                raise UserError("double backward is not supported for sharded losses or sampled classes")
+            value = softtriple_objective(embeddings, labels, centers, ctx.settings)
             by_embeddings, by_centers = _differentiable_gradients(value, (embeddings, centers), wanted, upstream)
         else:
-            # The gradient leaves with this call, and what was kept in its memory is overwritten: a second backward
-            # pass through the same graph starts afresh.
+            # The gradient leaves with this call, overwriting what its memory held: a second backward pass through the
+            # same graph recomputes everything.
             gradient, ctx.gradient, kept, ctx.kept = ctx.gradient, None, ctx.kept, None
             if wanted[1] and gradient is None:
                 gradient = torch.empty_like(centers)
             by_embeddings, by_centers = _backward(
                 centers, ctx.settings, ctx.summary, upstream, kept, gradient, ctx.part
             )
-        return by_embeddings, None, by_centers, None, None, None, None
+        return by_embeddings, None, by_centers, None, None, None
 
 
 class _Tile(NamedTuple):
-    """Where the own classes of the examples are in a run of classes."""
+    """Which examples have their own class in a run of classes, and where."""
 
-    own: Int[Tensor, "1 batch"]  # own class, counted from the first of the tile; 0 where it is not in the tile
-    has_own: Float[Tensor, "1 batch"]  # 1 where the own class is in the tile, else 0
+    own: Int[Tensor, "1 batch"]  # row of the own class in the tile; 0 if it is not in the tile
+    has_own: Float[Tensor, "1 batch"]  # 1 if the own class is in the tile, else 0
 
 
 class _Summary(NamedTuple):
-    """What the forward pass leaves behind, small beside the centres."""
+    """What the forward pass saves for the backward pass; small compared with the centres."""
 
     unit: Float[Tensor, "batch dim"]
     norms: Float[Tensor, "batch 1"]
@@ -204,16 +189,16 @@ def _forward(
     examples = (unit / settings.gamma).T.contiguous()
     inverse_norms = centers.new_empty(num_classes, k, 1)
     mixing = centers.new_empty(num_classes, k, k) if settings.tau > 0 and k > 1 else None
-    size, tiles = _tiles(labels, centers, all_at_hand=part is None)
+    size, tiles = _tiles(labels, centers, all_local=part is None)
     total_distance, own_logits, log_totals = centers.new_zeros(()), unit.new_zeros(len(unit)), []
-    for tile, weights, inverse, mix, room in zip(
+    for tile, weights, inverse, mix, workspace in zip(
         tiles, *_in_tiles(size, centers, inverse_norms, mixing, kept), strict=True
     ):
         if mix is None:
             torch.linalg.vector_norm(weights, dim=-1, keepdim=True, out=inverse).clamp_min_(SMALLEST_NORM).reciprocal_()
         else:
             total_distance += _distances(weights, settings.smoothing, inverse, mix)
-        _, logits = _logits(weights, inverse, examples, tile, settings, room)
+        _, logits = _logits(weights, inverse, examples, tile, settings, workspace)
         own_logits.addcmul_(logits.gather(0, tile.own)[0], tile.has_own[0])
         log_totals.append(logits.logsumexp(0))
     log_total = functools.reduce(torch.logaddexp, log_totals) if tiles else torch.full_like(own_logits, -math.inf)
@@ -222,7 +207,7 @@ def _forward(
         log_total, own_logits, total_distance = part.combine(Totals(log_total, own_logits, total_distance))
     value = (log_total - own_logits).mean()
     if mixing is not None:
-        spread = total_distance / 2 / (num_classes * k * (k - 1))  # every pair was met twice
+        spread = total_distance / 2 / (num_classes * k * (k - 1))  # every pair was counted twice
         value += settings.tau * spread
     return value, _Summary(unit, norms, size, tiles, log_total, inverse_norms, mixing)
 
@@ -244,15 +229,15 @@ def _backward(
     push = upstream * (settings.scale / len(unit))
     pushes = unit * push
     by_unit = torch.zeros_like(unit)
-    for tile, weights, inverse, mix, room, by_weights in zip(
+    for tile, weights, inverse, mix, workspace, by_weights in zip(
         summary.tiles,
         *_in_tiles(summary.size, centers, summary.inverse_norms, summary.mixing, kept, gradient),
         strict=True,
     ):
         if examples is None:
-            slopes, logits = _views(room, weights, len(unit))
+            slopes, logits = _views(workspace, weights, len(unit))
         else:
-            slopes, logits = _logits(weights, inverse, examples, tile, settings, room=None)
+            slopes, logits = _logits(weights, inverse, examples, tile, settings, workspace=None)
         excess = logits.sub(summary.log_total).exp_()  # probability of the class, less one for the own class
         excess.scatter_add_(0, tile.own, -tile.has_own)
         forces = (slopes * excess[:, None]).view(-1, len(unit))
@@ -260,7 +245,7 @@ def _backward(
         if by_weights is None:
             continue
         torch.mm(forces, pushes, out=by_weights.view(-1, dim))
-        # The loss does not see how long a centre is: take out the part of the gradient along it.
+        # The loss does not depend on the length of a centre: remove the component of the gradient along it.
         along = (by_weights * weights).sum(-1, keepdim=True).mul_(inverse.square())
         if mix is None:
             by_weights.addcmul_(along, weights, value=-1)
@@ -279,10 +264,10 @@ def _logits(
     examples: Float[Tensor, "dim batch"],
     tile: _Tile,
     settings: Settings,
-    room: Tensor | None,
+    workspace: Tensor | None,
 ) -> tuple[Float[Tensor, "tile k batch"], Float[Tensor, "tile batch"]]:
-    """dS' / d(centre · example) for centres as they are stored, and scale · (S' − margin), both in ``room`` if any."""
-    slopes, logits = _views(room, weights, examples.shape[1])
+    """dS' / d(centre · example) for unnormalised centres, and scale · (S' − margin), in ``workspace`` if given."""
+    slopes, logits = _views(workspace, weights, examples.shape[1])
     v = torch.mm(weights.view(-1, len(examples)), examples).view(slopes.shape).mul_(inverse_norms)
     q = v.softmax(1)
     product = v.mul_(q)
@@ -299,14 +284,14 @@ def _distances(
     inverse_norms: Float[Tensor, "tile k 1"],
     mixing: Float[Tensor, "tile k k"],
 ) -> Float[Tensor, ""]:
-    """Sum of distances over ordered pairs of centres; fills the norms and the matrix that gives the gradient."""
+    """Sum of distances over ordered pairs of centres; fills in the norms and the matrix that yields the gradient."""
     gram = torch.bmm(weights, weights.mT)
     inverse_norms.copy_(gram.diagonal(dim1=1, dim2=2).clamp_min(SMALLEST_NORM**2).rsqrt_()[..., None])
     outer = inverse_norms * inverse_norms.mT
     cosine = gram.mul_(outer)
     squared = torch.rsub(cosine, 2 + smoothing, alpha=2)
     squared.diagonal(dim1=1, dim2=2).zero_()
-    # An infinite distance in the place of one that rounding made: it pulls with no force.
+    # A distance that rounding error could have produced becomes infinite, so that it has no gradient.
     inverse_distance = F.threshold(squared, coincident(squared.dtype), math.inf).rsqrt_()
     torch.mul(inverse_distance, outer, out=mixing)
     along = torch.linalg.vecdot(cosine, inverse_distance).mul_(inverse_norms[..., 0].square())
@@ -318,19 +303,19 @@ def _differentiable_gradients(
     value: Tensor, inputs: tuple[Tensor, Tensor], wanted: tuple[bool, bool], upstream: Tensor
 ) -> list[Tensor | None]:
     chosen = [tensor for tensor, is_wanted in zip(inputs, wanted, strict=True) if is_wanted]
-    found = iter(torch.autograd.grad(value, chosen, upstream, create_graph=True))
-    return [next(found) if is_wanted else None for is_wanted in wanted]
+    gradients = iter(torch.autograd.grad(value, chosen, upstream, create_graph=True))
+    return [next(gradients) if is_wanted else None for is_wanted in wanted]
 
 
-def _tiles(labels: Tensor, centers: Tensor, *, all_at_hand: bool) -> tuple[int, list[_Tile]]:
-    """Classes in a tile, and the tiles."""
+def _tiles(labels: Tensor, centers: Tensor, *, all_local: bool) -> tuple[int, list[_Tile]]:
+    """Number of classes per tile, and the tiles."""
     num_classes, k, dim = centers.shape
     if not num_classes:
         return 0, []
     numbers = TILE_NUMBERS_CPU if centers.device.type == "cpu" else TILE_NUMBERS_GPU
     count = math.ceil(num_classes * k * max(len(labels), dim // 4) / numbers)
     size = math.ceil(num_classes / count)
-    if size == num_classes and all_at_hand:
+    if size == num_classes and all_local:
         return size, [_Tile(labels[None], centers.new_ones(1, len(labels)))]
     own = labels - torch.arange(0, num_classes, size, device=labels.device)[:, None]
     inside = (own >= 0) & (own < size)
@@ -339,7 +324,7 @@ def _tiles(labels: Tensor, centers: Tensor, *, all_at_hand: bool) -> tuple[int, 
 
 
 def _in_tiles(size: int, first: Tensor, *others: Tensor | None) -> list[Iterable[Any]]:
-    """Each tensor split into tiles of ``size`` classes; as many times None for one that is None."""
+    """Each tensor split into tiles of ``size`` classes; None becomes that many Nones."""
     if not size:
         return [(), *(() for _ in others)]
     if size == len(first):
@@ -348,8 +333,8 @@ def _in_tiles(size: int, first: Tensor, *others: Tensor | None) -> list[Iterable
     return [tiles, *(itertools.repeat(None, len(tiles)) if t is None else torch.split(t, size) for t in others)]
 
 
-def _room(batch: int, centers: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """A row for each class that holds ``_views`` of it, or None if that would take too much memory."""
+def _workspace(batch: int, centers: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Memory for ``_views`` of every class, one row each, or None if that would take too much."""
     num_classes, k, dim = centers.shape
     needed = (k + 1) * batch
     if gradient is not None and needed <= k * dim:
@@ -359,9 +344,9 @@ def _room(batch: int, centers: Tensor, gradient: Tensor | None) -> Tensor | None
     return None
 
 
-def _views(room: Tensor | None, weights: Tensor, batch: int) -> tuple[Tensor, Tensor]:
-    """Memory for the slopes and the logits of a tile, in ``room`` if there is any."""
+def _views(workspace: Tensor | None, weights: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    """Memory for the slopes and the logits of a tile, in ``workspace`` if given."""
     size, k, _ = weights.shape
-    memory = weights.new_empty(size * (k + 1) * batch) if room is None else room.view(-1)
+    memory = weights.new_empty(size * (k + 1) * batch) if workspace is None else workspace.view(-1)
     slopes = memory[: size * k * batch].view(size, k, batch)
     return slopes, memory[size * k * batch : size * (k + 1) * batch].view(size, batch)

@@ -38,8 +38,8 @@ from softtriple.papers.sheets import (
     uncertainty_label,
 )
 from softtriple.progress import Reporter
-from softtriple.training.inference import still_feed
 from softtriple.training.directory import RunDir
+from softtriple.training.inference import still_feed
 from softtriple.training.train import Outcome, load_data, train
 
 NUMBERS_OF_CENTERS = (1, 5, 20)

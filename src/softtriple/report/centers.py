@@ -10,8 +10,8 @@ from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.models import Encoder
 from softtriple.papers.figures import draw_centers, png, svg
 from softtriple.progress import one_line
-from softtriple.training.inference import read_centers
 from softtriple.training.directory import RunDir
+from softtriple.training.inference import read_centers
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def count_centers(run: Path) -> CenterCounts:
     if centers is None:
         loss = RunDir(run).read_config().loss
         built = build_loss(loss.name, len(encoder.class_names), encoder.dim, **loss.options)
-        if hasattr(built, "centers"):
+        if built.centers is not None:
             raise ValueError(f"{RunDir(run).centers_file}: it is missing, or not of the classes of this run")
         raise ValueError(f"{run}: the loss {loss.name} has no centres to count; softtriple has")
     counts = count_distinct(centers, MERGED).tolist()

@@ -18,8 +18,8 @@ from softtriple.metrics.evaluate import Embeddings
 from softtriple.models.features import embed_feed
 from softtriple.report.page import CenterGroup, ClassCenters, Found, Method, Page, Retrieved, render_page
 from softtriple.search import nearest
-from softtriple.training.inference import still_feed
 from softtriple.training.directory import RunDir
+from softtriple.training.inference import still_feed
 from softtriple.training.train import Outcome
 
 Picture = UInt8[np.ndarray, "height width 3"] | str

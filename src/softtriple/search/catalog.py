@@ -28,8 +28,8 @@ from softtriple.models.features import embed_feed
 from softtriple.progress import Reporter, one_line
 from softtriple.search import Hit, Item, Store, nearest, open_store
 from softtriple.search.store import IndexKind
-from softtriple.training.inference import still_feed
 from softtriple.training.directory import RunDir
+from softtriple.training.inference import still_feed
 from softtriple.training.train import load_data
 
 Part = Literal["all", "train", "test"]

@@ -1,6 +1,5 @@
 """What "auto" resolves to: decisions that follow from the data and the machine, made once, printed and recorded."""
 
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,8 +10,7 @@ from jaxtyping import Int64
 
 from softtriple.config import Config
 from softtriple.data import Benchmark, ImageArray, Split
-from softtriple.errors import UserError
-from softtriple.losses import LOSSES
+from softtriple.losses import has_option
 from softtriple.models import BACKBONES, Encoder
 from softtriple.models.features import Reading, item_feed
 from softtriple.progress import Reporter, duration
@@ -46,7 +44,11 @@ def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
     if training.lr == "auto":
         # A linear map of given features is a head: on held-out classes 1e-4 was better for eight of nine losses.
         training = replace(training, lr=1e-4 if pretrained or model.backbone == "linear" else 1e-3)
-    if loss.centers_per_class == "auto" and has_centers(loss.name):
+    if (
+        loss.centers_per_class == "auto"
+        and not loss.name.startswith(CUSTOM)
+        and has_option(loss.name, "centers_per_class")
+    ):
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
         loss = replace(loss, centers_per_class=centers_for(sizes))
         reporter.note(f"centres per class: {loss.centers_per_class}, for classes of {np.median(sizes):g} items")
@@ -64,18 +66,6 @@ def centers_for(class_sizes: Int64[np.ndarray, " classes"]) -> int:
         (10, 2, 1)
     """
     return int(np.clip(round(CENTERS_PER_ITEM * float(np.median(class_sizes))), 1, MOST_CENTERS))
-
-
-def has_centers(loss_name: str) -> bool:
-    """Whether the number of centres per class is an option of the loss."""
-    return loss_name in LOSSES and "centers_per_class" in inspect.signature(LOSSES[loss_name]).parameters
-
-
-def check_centers(config: Config) -> None:
-    """UserError if centres per class are given for a loss that has none."""
-    loss = config.loss
-    if loss.centers_per_class != "auto" and not has_centers(loss.name):
-        raise UserError(f"loss.centers_per_class = {loss.centers_per_class}: {loss.name} has no such option")
 
 
 def starts_from_weights(backbone: str) -> bool:

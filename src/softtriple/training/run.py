@@ -22,13 +22,13 @@ from softtriple.data import (
     load_benchmark,
 )
 from softtriple.errors import UserError
-from softtriple.losses import Loss, as_loss, build_loss
+from softtriple.losses import Loss, as_loss, build_loss, has_option
 from softtriple.metrics import Embeddings, Report, evaluate
 from softtriple.models import Encoder
 from softtriple.models.features import Feeds, Rows, embed_together
 from softtriple.models.weights import read_tensors
 from softtriple.progress import Reporter
-from softtriple.training.auto import CUSTOM, has_centers
+from softtriple.training.auto import CUSTOM
 from softtriple.training.directory import RunDir
 
 QUIET = Reporter(quiet=True)
@@ -289,7 +289,7 @@ def accuracy(embeddings: Embeddings, trained: Sequence[str], get_loss: Callable[
 def build_configured_loss(config: Config, num_classes: int) -> Loss:
     """The loss that the resolved configuration describes."""
     options = dict(config.loss.options)
-    if has_centers(config.loss.name):
+    if has_option(config.loss.name, "centers_per_class"):
         options.setdefault("centers_per_class", config.loss.centers_per_class)
     assert config.model.dim != "auto"
     return build_loss(config.loss.name, num_classes, config.model.dim, **options)

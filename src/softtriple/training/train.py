@@ -17,14 +17,14 @@ from softtriple.config import Config, ModelConfig, setting_names, with_values
 from softtriple.data import Benchmark, Split, Vectors, absolute_spec, contiguous_labels, make_benchmark
 from softtriple.errors import UserError, did_you_mean
 from softtriple.files import appearing_file, explained, write_whole
-from softtriple.losses import Loss, as_loss, check_loss, sample_classes, shard
+from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
 from softtriple.metrics import Embeddings, evaluate
 from softtriple.models import Encoder, EncoderConfig, check_backbone, check_trainable
 from softtriple.models.backbones.module import module_name
 from softtriple.models.features import Feeds, Rows, feature_rows
 from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
-from softtriple.training.auto import CUSTOM, check_centers, choose_head_init, choose_trainable, resolve
+from softtriple.training.auto import CUSTOM, choose_head_init, choose_trainable, resolve
 from softtriple.training.checkpoint import find_checkpoints
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit, summary_writer
@@ -113,8 +113,10 @@ def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
     if directory is not None and dist.is_main():
         directory.check(resume=resume)
     if not config.loss.name.startswith(CUSTOM):
-        check_loss(config.loss.name, config.loss.options, sample_rate=config.loss.sample_rate)
-        check_centers(config)
+        centers = None if config.loss.centers_per_class == "auto" else config.loss.centers_per_class
+        check_loss(
+            config.loss.name, config.loss.options, centers_per_class=centers, sample_rate=config.loss.sample_rate
+        )
     if not config.model.backbone.startswith(CUSTOM) and config.model.backbone != "auto":
         check_backbone(config.model.backbone, weights=config.model.weights)
     if config.model.trainable != "auto":
@@ -157,7 +159,7 @@ def prepare(
         whole = as_loss(loss, len(classes), encoder.dim)
     else:
         # Centres that will be split over ranks need not exist as a whole anywhere.
-        splits = dist.world_size() > 1 and config.loss.name in ("softtriple", "softmax-norm")
+        splits = dist.world_size() > 1 and is_shardable(config.loss.name)
         with torch.device("meta" if splits else "cpu"):
             whole = build_configured_loss(config, len(classes))
     feeds.frozen = encoder.set_trainable(config.model.trainable)
