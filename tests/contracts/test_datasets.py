@@ -11,7 +11,7 @@ from tests.data import miniatures
 
 from softtriple.data import Benchmark, ImageArray, View, batches, load_benchmark, shuffled
 from softtriple.data.sources import EMBEDDED, SCHEMES
-from softtriple.data.sources.published import Counts
+from softtriple.data.sources.layout import Counts
 
 
 class Source(NamedTuple):
@@ -78,7 +78,7 @@ def test_labels_index_the_names(load):
 def test_no_test_class_is_trained_on(load):
     benchmark = load()
     shared = np.intersect1d(benchmark.train.labels, benchmark.test.labels)
-    # Ten digits are too few for that; what is split by instances says so.
+    # Ten digits are too few for that; what is split by instance says so.
     assert not shared.size or any("test classes are trained on" in note for note in benchmark.notes)
     assert bool(shared.size) == (benchmark.name == "digits")
     if benchmark.gallery is not None:
@@ -115,6 +115,16 @@ def test_batches_have_the_promised_shapes(load):
                 assert inputs.ndim == 2
             case "text":
                 assert all(isinstance(text, str) for text in inputs)
+
+
+def test_the_fingerprint_is_stable(load):
+    assert load().fingerprint() == load().fingerprint()
+
+
+def test_nothing_is_skipped_or_incomplete(load):
+    benchmark = load()
+    assert not benchmark.skipped
+    assert not benchmark.incomplete
 
 
 def test_another_epoch_has_another_order(load):

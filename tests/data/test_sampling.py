@@ -45,7 +45,7 @@ def test_m_per_class_sees_classes_equally_often():
 
 
 def test_samplers_refuse_what_cannot_be():
-    with pytest.raises(ValueError, match="classes_per_batch = 3 must lie between 1 and the 2 classes"):
+    with pytest.raises(ValueError, match="classes_per_batch = 3; expected 1 to 2"):
         next(m_per_class(np.array([0, 1]), 3, 1, 0, 0))
     with pytest.raises(ValueError, match="m = 0"):
         next(m_per_class(np.array([0, 1]), 1, 0, 0, 0))

@@ -1,13 +1,15 @@
-"""Sources of labelled images, vectors and texts, as values: Benchmark(train, test); and batches of them."""
+"""Labelled images, vectors and texts: sources, the Benchmark value they give, caches, and batches of tensors."""
 
 from softtriple.data.benchmark import Benchmark as Benchmark
 from softtriple.data.benchmark import ImageArray as ImageArray
 from softtriple.data.benchmark import ImageFiles as ImageFiles
+from softtriple.data.benchmark import ImageList as ImageList
 from softtriple.data.benchmark import Items as Items
 from softtriple.data.benchmark import Split as Split
 from softtriple.data.benchmark import Texts as Texts
 from softtriple.data.benchmark import Vectors as Vectors
 from softtriple.data.benchmark import contiguous_labels as contiguous_labels
+from softtriple.data.benchmark import fingerprint as fingerprint
 from softtriple.data.benchmark import hold_out_classes as hold_out_classes
 from softtriple.data.cache import ImageCache as ImageCache
 from softtriple.data.cache import cache_directory as cache_directory
@@ -25,6 +27,7 @@ from softtriple.data.sampling import m_per_class as m_per_class
 from softtriple.data.sampling import rows_of_classes as rows_of_classes
 from softtriple.data.sampling import shuffled as shuffled
 from softtriple.data.sources import load_benchmark as load_benchmark
+from softtriple.data.sources.memory import make_benchmark as make_benchmark
 from softtriple.data.sources.vectors import VectorFile as VectorFile
 from softtriple.data.sources.vectors import read_vectors as read_vectors
 from softtriple.data.sources.vectors import write_vectors as write_vectors

@@ -1,11 +1,15 @@
-"""What a data set is: a table of items and integer labels, split into train and test. Pixels come later.
+"""A data set as a value: items with integer labels, split into train and test.
 
-``Items`` is one of four small values; each has a length and ``take(rows)``. ``Split`` adds labels, ``Benchmark``
-adds names and puts the splits together. Everything is immutable and easy to build by hand.
+``Items`` is one of five small values, each with a length and ``take(rows)``. ``Split`` adds labels; ``Benchmark``
+holds the splits and the class names. All are immutable and easy to build by hand. The second half of the file splits
+labelled items by class or by instance.
 """
 
+import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -14,13 +18,18 @@ from jaxtyping import Float32, Int64, UInt8
 from softtriple.data.sampling import Labels as Labels
 from softtriple.data.sampling import Rows as Rows
 from softtriple.data.sampling import stream
+from softtriple.errors import UserError
 
 Kind = Literal["image", "vector", "text"]
+OnError = Literal["stop", "skip"]
+
+# How many skipped files the notes list by name; ``Benchmark.skipped`` has them all.
+MAX_LISTED = 20
 
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """Images on disk, read when they are needed."""
+    """Image files, decoded when they are needed."""
 
     paths: tuple[str, ...]
 
@@ -34,7 +43,7 @@ class ImageFiles:
 
 @dataclass(frozen=True, eq=False)
 class ImageArray:
-    """Small images of one size, grey (n, h, w) or RGB (n, h, w, 3), in memory or memory-mapped."""
+    """Images of one size, grey (n, h, w) or RGB (n, h, w, 3), in memory or memory-mapped."""
 
     pixels: UInt8[np.ndarray, "items height width"] | UInt8[np.ndarray, "items height width 3"]
 
@@ -47,8 +56,22 @@ class ImageArray:
 
 
 @dataclass(frozen=True, eq=False)
+class ImageList:
+    """RGB images of different sizes in memory."""
+
+    pixels: tuple[UInt8[np.ndarray, "_ _ 3"], ...]
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def take(self, rows: Rows) -> "ImageList":
+        """The images of ``rows``, in that order."""
+        return ImageList(tuple(self.pixels[row] for row in rows))
+
+
+@dataclass(frozen=True, eq=False)
 class Vectors:
-    """Feature vectors from anywhere."""
+    """Feature vectors."""
 
     values: Float32[np.ndarray, "items dim"]
 
@@ -74,15 +97,48 @@ class Texts:
         return Texts(tuple(self.values[row] for row in rows))
 
 
-Items = ImageFiles | ImageArray | Vectors | Texts
+Items = ImageFiles | ImageArray | ImageList | Vectors | Texts
+
+
+def fingerprint(items: Items) -> str:
+    """A digest that changes with ``items``: path, size and modification time of files, the content of anything else."""
+    digest = hashlib.sha256(type(items).__name__.encode())
+    match items:
+        case ImageFiles(paths):
+            for path in paths:
+                digest.update(os.fsencode(f"\n{Path(path).absolute()}\t{_stamp(path)}"))
+        case Texts(values):
+            for value in values:
+                content = value.encode("utf-8", "surrogatepass")
+                digest.update(b"%d:" % len(content) + content)
+        case ImageList(arrays):
+            for array in arrays:
+                _update(digest, array)
+        case ImageArray(array) | Vectors(array):
+            _update(digest, array)
+    return digest.hexdigest()
+
+
+def _stamp(path: str) -> str:
+    try:
+        stat = Path(path).stat()
+    except OSError:
+        return "missing"
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+def _update(digest: "hashlib._Hash", array: np.ndarray) -> None:
+    digest.update(f"{array.dtype}{array.shape}".encode())
+    if array.size:
+        digest.update(np.ascontiguousarray(array).data)
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Items with the class of each.
 
-    ``fine_labels`` name modes inside a class (the exact character of a letter, say). No loss sees them: they serve to
-    ask afterwards what the centres of a class have found.
+    ``fine_labels`` name modes inside a class, for example the exact character of a letter. No loss sees them; they
+    show afterwards what the centres of a class have learned.
     """
 
     items: Items
@@ -92,7 +148,7 @@ class Split:
     def __post_init__(self) -> None:
         for name, labels in (("labels", self.labels), ("fine_labels", self.fine_labels)):
             if labels is not None and len(labels) != len(self.items):
-                raise ValueError(f"{len(self.items)} items but {len(labels)} {name}: one for each item is needed")
+                raise UserError(f"{len(self.items)} items but {len(labels)} {name}; expected one per item")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -116,10 +172,14 @@ class Split:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Benchmark:
-    """A data set ready to train and evaluate on: labels of every split index the same ``class_names``.
+    """A data set to train and evaluate on; the labels of all splits index ``class_names``.
 
-    With a ``gallery`` the test items are queries that search it; without one the test items search each other.
-    ``notes`` are lines to show to the user: counts, how it was split, what was left out.
+    With a ``gallery``, the test items are queries that search it; without one the test items search each other. Data
+    loaded with split="none" are all in ``test``, and ``train`` is empty.
+
+    ``notes`` are lines for the user: counts, how the data were split, what was left out. ``skipped`` names every item
+    left out, with the reason. ``incomplete`` marks a published benchmark that lacks images, so that its results are
+    not comparable.
     """
 
     name: str
@@ -130,13 +190,14 @@ class Benchmark:
     fine_names: tuple[str, ...] | None = None
     recall_at: tuple[int, ...] = (1, 2, 4, 8)
     notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    incomplete: bool = False
 
     def __post_init__(self) -> None:
-        for where, split in (("train", self.train), ("test", self.test), ("gallery", self.gallery)):
-            if split is None:
-                continue
+        for where, split in self.splits.items():
             if type(split.items) is not type(self.train.items):
-                raise ValueError(f"{self.name}: {where} holds {type(split.items).__name__}, train another kind")
+                kinds = f"{type(split.items).__name__}, train has {type(self.train.items).__name__}"
+                raise UserError(f"{self.name}: {where} has {kinds}")
             _check_range(f"{self.name}: {where} labels", split.labels, self.class_names)
             if split.fine_labels is not None:
                 _check_range(f"{self.name}: {where} fine labels", split.fine_labels, self.fine_names or ())
@@ -146,9 +207,54 @@ class Benchmark:
         """What the items are: "image", "vector" or "text"."""
         return self.train.kind
 
+    @property
+    def splits(self) -> dict[str, Split]:
+        """The splits by name: train, test and, if there is one, gallery."""
+        splits = {"train": self.train, "test": self.test}
+        return splits if self.gallery is None else {**splits, "gallery": self.gallery}
+
+    def fingerprint(self) -> str:
+        """A digest of the labels, the class names and the ``fingerprint`` of the items, to notice changed data."""
+        digest = hashlib.sha256("\0".join(self.class_names).encode("utf-8", "surrogatepass"))
+        for name, split in self.splits.items():
+            digest.update(f"\n{name} {fingerprint(split.items)}".encode())
+            _update(digest, split.labels)
+        return digest.hexdigest()
+
+
+def _check_range(where: str, labels: Labels, names: tuple[str, ...]) -> None:
+    if len(labels) and not (labels.min() >= 0 and labels.max() < len(names)):
+        raise UserError(f"{where} are in {labels.min()}…{labels.max()}, but there are {len(names)} names")
+
+
+def with_notes(benchmark: Benchmark, *notes: str) -> Benchmark:
+    """``benchmark`` with notes: its counts, then ``notes``, then the items that were skipped."""
+    things = {"image": "images", "vector": "vectors", "text": "texts"}[benchmark.kind]
+    names = {"train": "train", "test": "test" if benchmark.gallery is None else "queries", "gallery": "gallery"}
+    counts = ", ".join(
+        f"{names[name]} {len(split)} {things} of {len(np.unique(split.labels))} classes"
+        for name, split in benchmark.splits.items()
+        if len(split)
+    )
+    listed = [f"left out: {item}" for item in benchmark.skipped[:MAX_LISTED]]
+    if more := benchmark.skipped[MAX_LISTED:]:
+        listed.append(f"left out: and {len(more)} more")
+    return replace(benchmark, notes=(f"{benchmark.name}: {counts}", *notes, *listed))
+
+
+# Labels and splitting.
+
+
+class Division(NamedTuple):
+    """The rows to train on, the rows to test on, and a note that says how they were chosen."""
+
+    train: Rows
+    test: Rows
+    note: str
+
 
 def contiguous_labels(labels: Labels) -> tuple[Labels, Int64[np.ndarray, " classes"]]:
-    """Labels renumbered 0, 1, 2, … without gaps, as a loss wants them, and the label behind each number.
+    """Labels renumbered 0, 1, 2, … without gaps, as a loss needs them, and the original label of each number.
 
     Example:
         >>> contiguous_labels(np.array([7, 3, 7]))
@@ -158,53 +264,8 @@ def contiguous_labels(labels: Labels) -> tuple[Labels, Int64[np.ndarray, " class
     return renumbered.astype(np.int64), classes
 
 
-def hold_out_classes(split: Split, share: float, seed: int) -> tuple[Split, Split]:
-    """``split`` without a random ``share`` of its classes, and those: validation on classes not trained on."""
-    classes = np.unique(split.labels)
-    chosen = stream("hold out classes", seed).permutation(classes)[: part_of(len(classes), share, "classes")]
-    held_out = np.isin(split.labels, chosen)
-    return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
-
-
-def part_of(total: int, share: float, what: str) -> int:
-    """``share`` of ``total`` as a whole number that leaves at least one on either side."""
-    if not 0 < share < 1:
-        raise ValueError(f"a share of {share} does not divide the {what}: it must lie between 0 and 1")
-    if total < 2:
-        raise ValueError(f"{total} of the {what} cannot be divided: at least two are needed")
-    return min(max(round(share * total), 1), total - 1)
-
-
-def with_notes(benchmark: Benchmark, *notes: str) -> Benchmark:
-    """``benchmark`` with a first note that counts it, and then ``notes``."""
-    parts = [("train", benchmark.train), ("test" if benchmark.gallery is None else "queries", benchmark.test)]
-    if benchmark.gallery is not None:
-        parts.append(("gallery", benchmark.gallery))
-    thing = {"image": "images", "vector": "vectors", "text": "texts"}[benchmark.kind]
-    counted = ", ".join(
-        f"{name} {len(split)} {thing} of {len(np.unique(split.labels))} classes" for name, split in parts
-    )
-    return replace(benchmark, notes=(f"{benchmark.name}: {counted}", *notes))
-
-
-def _check_range(where: str, labels: Labels, names: tuple[str, ...]) -> None:
-    if len(labels) and not (labels.min() >= 0 and labels.max() < len(names)):
-        raise ValueError(f"{where} lie in {labels.min()}…{labels.max()}, but there are {len(names)} names")
-
-
-OnError = Literal["stop", "skip"]
-
-
-class Division(NamedTuple):
-    """Rows to train on, rows to test on, and a line that says how they were chosen."""
-
-    train: Rows
-    test: Rows
-    note: str
-
-
 def name_order(names: Iterable[str]) -> list[str]:
-    """Distinct ``names`` in order: by value when all are whole numbers, else by spelling."""
+    """Distinct ``names`` in order: numerically if all are integers, else alphabetically."""
     distinct = set(names)
     if all(name.isdecimal() for name in distinct):
         return sorted(distinct, key=lambda name: (int(name), name))
@@ -218,35 +279,64 @@ def index_names(values: Sequence[str]) -> tuple[Labels, tuple[str, ...]]:
     return np.array([number[value] for value in values], dtype=np.int64), tuple(names)
 
 
-def divide(labels: Labels, split: str | None, test_share: float | None, seed: int | None) -> Division:
-    """Divide rows as ``split`` says: "classes" (the default), so that no test class is trained on, or "instances".
+def hold_out_classes(split: Split, share: float, seed: int) -> tuple[Split, Split]:
+    """Separate a random ``share`` of the classes of ``split`` for validation: what remains, and what is held out."""
+    classes = np.unique(split.labels)
+    chosen = stream("hold out classes", seed).permutation(classes)[: part_of(len(classes), share, "classes")]
+    held_out = np.isin(split.labels, chosen)
+    return split.take(np.flatnonzero(~held_out)), split.take(np.flatnonzero(held_out))
 
-    By classes, the last half in name order is the test, as in the papers; a seed shuffles the classes first. By
-    instances, every class gives a random half of its rows; a class of one item stays in train.
+
+def part_of(total: int, share: float, what: str) -> int:
+    """``share`` of ``total``, rounded but leaving at least one on either side."""
+    if not 0 < share < 1:
+        raise UserError(f"a share of {share} of the {what} is not between 0 and 1")
+    if total < 2:
+        raise UserError(f"cannot split {total} of the {what}; expected at least 2")
+    return min(max(round(share * total), 1), total - 1)
+
+
+def divide(labels: Labels, split: str | None, test_share: float | None, seed: int | None) -> Division:
+    """Divide rows as ``split`` says: "classes" (the default), "instances", or "none" for everything in test.
+
+    By class, no test class is trained on: as in the papers, the second half of the classes in order is the test set; a
+    seed shuffles the classes first. By instance, a random half of each class is tested on; a class with a single item
+    stays in train.
     """
     share = 0.5 if test_share is None else test_share
-    match split or "classes":
-        case "classes":
-            return _divide_classes(labels, share, seed)
-        case "instances":
-            return _divide_instances(labels, share, seed or 0)
-        case other:
-            raise ValueError(f"split = {other!r} is neither 'classes' nor 'instances'")
+    if split == "none":
+        check_no_division('split="none"', None, test_share, seed)
+        return Division(np.arange(0), np.arange(len(labels)), "not split")
+    if split not in (None, "classes", "instances"):
+        raise UserError(f"split = {split!r}; expected 'classes', 'instances' or 'none'")
+    if len(np.unique(labels)) < 2:
+        advice = "" if split == "instances" else " To split each class instead: --set data.split=instances"
+        what = "training" if split == "instances" else "splitting by class"
+        raise UserError(f"Only {len(np.unique(labels))} class found; {what} needs at least 2.{advice}")
+    if split == "instances":
+        return _divide_instances(labels, share, seed or 0)
+    return _divide_classes(labels, share, seed)
 
 
 def divided(
-    name: str, everything: Split, class_names: tuple[str, ...], division: Division, notes: Sequence[str] = ()
+    name: str,
+    everything: Split,
+    class_names: tuple[str, ...],
+    division: Division,
+    notes: Sequence[str] = (),
+    skipped: Sequence[str] = (),
 ) -> Benchmark:
     """The benchmark that ``division`` makes of ``everything``."""
     train, test = everything.take(division.train), everything.take(division.test)
-    return with_notes(Benchmark(name=name, class_names=class_names, train=train, test=test), division.note, *notes)
+    benchmark = Benchmark(name=name, class_names=class_names, train=train, test=test, skipped=tuple(skipped))
+    return with_notes(benchmark, division.note, *notes)
 
 
-def refuse_division(where: str, split: str | None, test_share: float | None, seed: int | None) -> None:
-    """Refuse options that choose a split where the data already has one."""
-    given = {"split": split, "test_share": test_share, "seed": seed}
+def check_no_division(where: str, split: str | None, test_share: float | None, seed: int | None) -> None:
+    """Raise if options ask to split data that come with their own split; "none" asks for nothing."""
+    given = {"split": None if split == "none" else split, "test_share": test_share, "seed": seed}
     if chosen := [name for name, value in given.items() if value is not None]:
-        raise ValueError(f"{where} brings its own split, so {' and '.join(chosen)} cannot apply: leave it out")
+        raise UserError(f"{where} already defines the split; remove {' and '.join(chosen)}")
 
 
 def _divide_classes(labels: Labels, share: float, seed: int | None) -> Division:
@@ -267,6 +357,6 @@ def _divide_instances(labels: Labels, share: float, seed: int) -> Division:
         if len(rows) > 1:
             is_test[generator.permutation(rows)[: part_of(len(rows), share, "items of a class")]] = True
     if not is_test.any():
-        raise ValueError("every class has a single item, so a split by instances leaves nothing to test on")
-    note = f"split by instances, seed {seed}: test classes are trained on, so this does not measure new classes"
+        raise UserError("every class has a single item, so splitting by instance leaves nothing to test on")
+    note = f"split by instance, seed {seed}: test classes are trained on, so this does not measure new classes"
     return Division(np.flatnonzero(~is_test), np.flatnonzero(is_test), note)

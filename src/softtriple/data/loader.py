@@ -1,6 +1,5 @@
-"""From rows to tensors: the only place where pixels are read for training and evaluation."""
+"""From rows to tensors: the only place that reads pixels for training and evaluation."""
 
-import math
 from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from functools import partial
@@ -8,14 +7,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float32, UInt8
+from jaxtyping import UInt8
 from PIL import Image
 from torch import Tensor
 
-from softtriple.data.benchmark import ImageArray, ImageFiles, Rows, Split, Texts, Vectors
+from softtriple.data.benchmark import ImageArray, ImageFiles, ImageList, Rows, Split, Texts, Vectors
 from softtriple.data.cache import ImageCache
-from softtriple.data.images import RANDOM_CROPS, ImageError, View, center_crop, decode_image, resize_short_side
+from softtriple.data.images import (
+    RANDOM_CROPS,
+    ImageError,
+    View,
+    affine_draws,
+    apply_affine,
+    center_crop,
+    decode_image,
+    resize_short_side,
+)
 from softtriple.data.prefetch import map_ahead
 from softtriple.data.sampling import stream
 
@@ -30,12 +37,13 @@ def batches(
     seed: int = 0,
     epoch: int = 0,
     cache: ImageCache | None = None,
-    workers: int = 2,
+    workers: int | None = None,
 ) -> Generator[Batch, None, None]:
     """Inputs and labels for each of ``row_batches``: uint8 (n, size, size, 3), float32 (n, dim) or a list of texts.
 
-    Images need a ``view`` of them. What is random in it depends on (seed, epoch, row) alone. ``workers`` threads read
-    images ahead, and are joined when the generator ends or is closed. An image that cannot be read raises ImageError.
+    Images need a ``view``; what is random in it depends only on (seed, epoch, row). ``workers`` threads (None: one
+    per CPU) decode images in advance and are joined when the generator ends or is closed. An unreadable image is an
+    ImageError.
     """
     items, labels = split.items, torch.tensor(split.labels)
     if cache is not None and not isinstance(items, ImageFiles):
@@ -45,7 +53,7 @@ def batches(
             raise ValueError(f"a view is for images, not for {type(items).__name__}")
         return _plain_batches(items, labels, row_batches)
     if view is None:
-        raise ValueError("images need a view, which says the size and the crop")
+        raise ValueError("images need a view, which sets their size and crop")
     if isinstance(items, ImageArray) and _shown_whole(items, view):
         pictures = map_ahead(lambda rows: _Pictures(rows, items.pixels[rows]), row_batches, workers=0)
     else:
@@ -55,6 +63,19 @@ def batches(
     if view.augment == "affine":
         draws = torch.from_numpy(affine_draws(len(items), stream("affine", seed, epoch)))
     return _image_batches(pictures, labels, draws)
+
+
+def find_unreadable(
+    files: ImageFiles, *, workers: int | None = None, progress: Callable[[int, int], None] | None = None
+) -> dict[int, ImageError]:
+    """The rows of ``files`` that cannot be decoded, each with its path and the reason."""
+    unreadable = {}
+    for row, error in enumerate(map_ahead(_attempt, files.paths, workers)):
+        if error is not None:
+            unreadable[row] = error
+        if progress is not None:
+            progress(row + 1, len(files))
+    return unreadable
 
 
 class _Pictures(NamedTuple):
@@ -76,28 +97,30 @@ def _image_batches(
     with closing(pictures):
         for rows, images in pictures:
             pixels = torch.from_numpy(images)
-            # Grey images become RGB last: one channel is displaced three times faster.
+            # Grey images become RGB last: transforming one channel is three times faster.
             pixels = pixels[..., None] if pixels.ndim == 3 else pixels
             if draws is not None:
-                pixels = displace(pixels, draws[rows])
+                pixels = apply_affine(pixels, draws[rows])
             yield pixels.expand(-1, -1, -1, 3).contiguous(), labels[rows]
 
 
 def _shown_whole(items: ImageArray, view: View) -> bool:
-    """Whether the images are already what the view shows, so that a batch is one indexing."""
+    """Whether the images already are what the view shows, so that a batch takes only indexing."""
     same_size = items.pixels.shape[1:3] == (view.size, view.size) and view.resize == view.size
     return same_size and view.augment not in RANDOM_CROPS
 
 
-def _reader(items: ImageFiles | ImageArray, view: View, cache: ImageCache | None) -> Callable[[int], Image.Image]:
+def _reader(
+    items: ImageFiles | ImageArray | ImageList, view: View, cache: ImageCache | None
+) -> Callable[[int], Image.Image]:
     """A function from a row to its image, resized as ``view`` says."""
     side = view.resize
-    if isinstance(items, ImageArray):
+    if not isinstance(items, ImageFiles):
         return lambda row: _resized(Image.fromarray(items.pixels[row]), side)
     if cache is None:
         return lambda row: _resized(decode_image(items.paths[row]), side)
     if cache.short_side != side:
-        raise ValueError(f"the image cache has a short side of {cache.short_side}, the view asks for {side}")
+        raise ValueError(f"the image cache has a short side of {cache.short_side}, the view needs {side}")
     return lambda row: cache.image(items.paths[row])
 
 
@@ -114,45 +137,6 @@ def _load(rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: i
         return random_crop(read(row), view.size, stream("crop", seed, epoch, row))
 
     return _Pictures(rows, np.stack([np.asarray(load(row)) for row in map(int, rows)]))
-
-
-MAX_DEGREES = 10.0
-MAX_ZOOM = 0.15
-MAX_SHIFT = 0.08  # of the side
-
-
-def affine_draws(num_rows: int, generator: np.random.Generator) -> Float32[np.ndarray, "rows 4"]:
-    """Four numbers in [-1, 1) for each row: turn, zoom, right, down. A row's do not depend on how many follow."""
-    return 2 * generator.random((num_rows, 4), dtype=np.float32) - 1
-
-
-def displace(
-    pixels: UInt8[Tensor, "batch height width channels"], draws: Float32[Tensor, "batch 4"]
-) -> UInt8[Tensor, "batch height width channels"]:
-    """``pixels`` turned, zoomed and shifted about their middle as ``draws`` say; the border repeats outside."""
-    turn, zoom, right, down = draws.unbind(dim=1)
-    angle, scale = turn * math.radians(MAX_DEGREES), 1 + zoom * MAX_ZOOM
-    cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
-    inverse = torch.stack(
-        [torch.stack([cos, sin, right * 2 * MAX_SHIFT], 1), torch.stack([-sin, cos, down * 2 * MAX_SHIFT], 1)], 1
-    )
-    images = pixels.permute(0, 3, 1, 2).float()
-    grid = F.affine_grid(inverse, list(images.shape), align_corners=False)
-    moved = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return moved.round_().byte().permute(0, 2, 3, 1).contiguous()
-
-
-def find_unreadable(
-    files: ImageFiles, *, workers: int = 2, progress: Callable[[int, int], None] | None = None
-) -> dict[int, ImageError]:
-    """The rows of ``files`` that cannot be decoded, each with its path and the reason."""
-    unreadable = {}
-    for row, error in enumerate(map_ahead(_attempt, files.paths, workers)):
-        if error is not None:
-            unreadable[row] = error
-        if progress is not None:
-            progress(row + 1, len(files))
-    return unreadable
 
 
 def _attempt(path: str) -> ImageError | None:

@@ -1,5 +1,6 @@
-"""A ``map`` by threads that works ahead, but only so far."""
+"""A parallel ``map`` that works a bounded distance ahead of its consumer."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,13 +9,18 @@ from typing import TypeVar
 A = TypeVar("A")
 B = TypeVar("B")
 
+MAX_WORKERS = 16
 
-def map_ahead(function: Callable[[A], B], inputs: Iterable[A], workers: int) -> Generator[B, None, None]:
-    """``function`` of each of ``inputs``, in order, by ``workers`` threads at most two results each ahead.
 
-    Bounded, so a slow consumer does not fill the memory. When the consumer stops or ``function`` raises, what has not
-    begun is dropped and the threads are joined. Zero workers means in the calling thread.
+def map_ahead(function: Callable[[A], B], inputs: Iterable[A], workers: int | None = None) -> Generator[B, None, None]:
+    """Yield ``function`` of each of ``inputs`` in order, computed by ``workers`` threads.
+
+    At most two results per worker are computed in advance, so a slow consumer does not fill memory. When the consumer
+    stops or ``function`` raises, pending work is cancelled and the threads are joined. None uses one worker per CPU,
+    0 the calling thread.
     """
+    if workers is None:
+        workers = min(os.cpu_count() or 1, MAX_WORKERS)
     if workers == 0:
         yield from map(function, inputs)
         return

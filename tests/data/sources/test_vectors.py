@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from softtriple.data import VectorFile, load_benchmark, read_vectors, write_vectors
+from softtriple.errors import UserError
 
 VECTORS = np.arange(12, dtype=np.float32).reshape(4, 3)
 LABELS = np.array([0, 1, 1, 0])
@@ -49,16 +50,19 @@ def test_numpy_and_pyarrow_alone_are_enough(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"labels": LABELS}, "there is no 'vectors', only labels"),
-        ({"vectors": VECTORS}, "there is no 'labels', only vectors"),
+        ({"labels": LABELS}, "no array 'vectors', only labels"),
+        ({"vectors": VECTORS}, "no array 'labels', only vectors"),
         ({"vectors": VECTORS[0], "labels": LABELS}, "shape items×dim, not float32 of shape 3"),
         ({"vectors": VECTORS.astype(str), "labels": LABELS}, "vectors must be numbers"),
-        ({"vectors": VECTORS[:0], "labels": LABELS[:0]}, "there are no vectors in the file"),
+        ({"vectors": VECTORS[:0], "labels": LABELS[:0]}, "contains no vectors"),
         ({"vectors": VECTORS, "labels": LABELS[:3]}, "4 vectors but 3 labels"),
         ({"vectors": VECTORS, "labels": LABELS, "paths": ["a"]}, "4 vectors but 1 paths"),
-        ({"vectors": VECTORS, "labels": LABELS / 2}, "one integer or string for each vector, not float64"),
-        ({"vectors": VECTORS, "labels": LABELS, "class_names": ["a"]}, r"labels lie in 0…1, but there are 1 class_n"),
-        ({"vectors": VECTORS, "labels": ["a", "b", "a", "b"], "class_names": ["a"]}, "class_names say nothing"),
+        ({"vectors": VECTORS, "labels": LABELS / 2}, "one integer or string per vector, not float64"),
+        ({"vectors": VECTORS, "labels": LABELS, "class_names": ["a"]}, r"labels are in 0…1, but there are 1 class_n"),
+        (
+            {"vectors": VECTORS, "labels": ["a", "b", "a", "b"], "class_names": ["a"]},
+            "class_names cannot be used with string labels",
+        ),
         ({"vectors": VECTORS, "labels": np.array(["a", 1, 2, 3], dtype=object)}, "not a readable .npz of plain"),
     ],
 )
@@ -72,8 +76,8 @@ def test_a_file_with_a_fault_is_named(tmp_path, arrays, message):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"vectors": [[1.0], [1.0, 2.0, 3.0]], "labels": [0, 1]}, "lists of numbers, all of one length"),
-        ({"vectors": [1.0, 2.0], "labels": [0, 1]}, "lists of numbers, all of one length"),
+        ({"vectors": [[1.0], [1.0, 2.0, 3.0]], "labels": [0, 1]}, "lists of numbers of equal length"),
+        ({"vectors": [1.0, 2.0], "labels": [0, 1]}, "lists of numbers of equal length"),
         ({"vectors": [[1.0], [2.0]], "labels": [0, None]}, "column 'labels' is empty in 1 rows"),
     ],
 )
@@ -88,13 +92,13 @@ def test_rows_that_are_not_finite_stop_or_are_skipped(tmp_path, value):
     vectors = VECTORS.astype(np.float64)
     vectors[2, 1] = value
     np.savez(tmp_path / "v.npz", vectors=vectors, labels=LABELS, paths=list("abcd"))
-    with pytest.raises(ValueError, match=r"1 of 4 vectors are not finite \(first rows: 2\)"):
+    with pytest.raises(ValueError, match=r"1 of 4 vectors are not finite \(rows 2\)\. .*--on-error skip"):
         read_vectors(tmp_path / "v.npz")
     content = read_vectors(tmp_path / "v.npz", on_error="skip")
     assert content.paths == ("a", "b", "d")
     assert content.skipped == 1
     notes = load_benchmark(str(tmp_path / "v.npz"), on_error="skip").notes
-    assert any("1 vectors are not finite and were left out" in note for note in notes)
+    assert any("left out 1 vectors that are not finite" in note for note in notes)
 
 
 def test_labels_with_gaps_become_classes(tmp_path):
@@ -110,12 +114,12 @@ def test_parquet_with_vectors_is_found_by_its_column(tmp_path):
 
 
 def test_other_suffixes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"written to \.npz or \.parquet, not to \.npy"):
+    with pytest.raises(ValueError, match=r"cannot write vectors as \.npy; expected \.npz or \.parquet"):
         write_vectors(tmp_path / "v.npy", VectorFile(vectors=VECTORS, labels=LABELS))
     (tmp_path / "v.npy").touch()
-    with pytest.raises(ValueError, match=r"read from \.npz or \.parquet, not from \.npy"):
+    with pytest.raises(ValueError, match=r"cannot read vectors from \.npy; expected \.npz or \.parquet"):
         read_vectors(tmp_path / "v.npy")
-    with pytest.raises(FileNotFoundError, match="no such file"):
+    with pytest.raises(UserError, match="no such file"):
         read_vectors(Path("absent.npz"))
 
 

@@ -1,4 +1,4 @@
-"""From a word on the command line to a Benchmark: folders, tables, vector files, and benchmarks by name."""
+"""From a source string to a Benchmark: folders, tables, vector files, and benchmarks by name."""
 
 import inspect
 from collections.abc import Callable
@@ -6,19 +6,25 @@ from pathlib import Path
 from typing import Any, get_args
 
 from softtriple.data.benchmark import Benchmark, OnError
+from softtriple.data.images import IMAGE_SUFFIXES
+from softtriple.data.sources import table, vectors
+from softtriple.data.sources.cars196 import load_cars196
+from softtriple.data.sources.cub import load_cub
 from softtriple.data.sources.digits import load_digits
 from softtriple.data.sources.folder import load_folder
 from softtriple.data.sources.glyphs import load_glyphs
+from softtriple.data.sources.inshop import load_inshop
 from softtriple.data.sources.omniglot import load_omniglot, load_omniglot_alphabets
-from softtriple.data.sources.published import load_cars196, load_cub, load_inshop, load_sop
-from softtriple.data.sources.table import load_table
-from softtriple.data.sources.vectors import load_vectors, open_parquet
+from softtriple.data.sources.sop import load_sop
+from softtriple.errors import UserError, did_you_mean
 
-EMBEDDED: dict[str, Callable[..., Benchmark]] = {
+Loader = Callable[..., Benchmark]
+
+EMBEDDED: dict[str, Loader] = {
     "digits": load_digits,
     "glyphs": load_glyphs,
 }
-SCHEMES: dict[str, Callable[..., Benchmark]] = {
+SCHEMES: dict[str, Loader] = {
     "cars196": load_cars196,
     "cub": load_cub,
     "inshop": load_inshop,
@@ -29,51 +35,57 @@ SCHEMES: dict[str, Callable[..., Benchmark]] = {
 
 
 def load_benchmark(spec: str, **options: Any) -> Benchmark:
-    """Load the data that ``spec`` names; the loader's signature decides which ``options`` exist.
+    """Load the data that ``spec`` names; the signature of the loader decides which ``options`` exist.
 
-    ``spec`` is a folder of class folders (or of train/ and test/), a .csv or .parquet table, a .npz or .parquet of
-    vectors, a benchmark with its folder such as ``cub:PATH``, or ``glyphs`` or ``digits``, which need no file. An
-    option that is None counts as not given.
+    ``spec`` is a folder of class folders (or of train/ and test/), a .csv, .tsv, .jsonl or .parquet table, a .npz or
+    .parquet file of vectors, a benchmark with its folder such as ``cub:PATH``, or ``glyphs`` or ``digits``, which need
+    no files. An option that is None counts as not given.
+
+    ``split="none"`` loads data to index or embed: all items are in ``test`` unless the source has its own split, and a
+    single class, an unlabelled folder of images or one image file is enough.
     """
-    loader, arguments = _find_loader(spec)
+    loader, arguments = find_loader(spec)
     given = {name: value for name, value in options.items() if value is not None}
     known = list(inspect.signature(loader).parameters)[len(arguments) :]
-    if unknown := [name for name in given if name not in known]:
-        which = f"its options are {', '.join(known)}" if known else "it has none"
-        raise ValueError(f"{spec} has no option {', '.join(unknown)}; {which}")
+    if given.get("split") == "none" and "split" not in known:
+        del given["split"]  # the source has its own split
+    for name in given:
+        if name not in known:
+            which = did_you_mean(name, known) if known else "it has no options"
+            raise UserError(f"{spec} has no option {name!r}; {which}")
     if given.get("on_error", "stop") not in get_args(OnError):
-        raise ValueError(f"on_error = {given['on_error']!r} is neither 'stop' nor 'skip'")
+        raise UserError(f"on_error = {given['on_error']!r}; expected 'stop' or 'skip'")
     return loader(*arguments, **given)
 
 
-def _find_loader(spec: str) -> tuple[Callable[..., Benchmark], tuple[Path, ...]]:
+def find_loader(spec: str) -> tuple[Loader, tuple[Path, ...]]:
+    """The loader of ``spec`` and its positional arguments, without reading any data but a parquet schema."""
     if spec in EMBEDDED:
         return EMBEDDED[spec], ()
     scheme, colon, rest = spec.partition(":")
-    if colon and scheme in SCHEMES:
+    if scheme in SCHEMES and (colon or not Path(spec).exists()):
         if not rest:
-            raise ValueError(f"{spec} needs the folder of the benchmark: {scheme}:PATH")
-        return SCHEMES[scheme], (Path(rest).expanduser(),)
-    path = Path(spec).expanduser()
+            raise UserError(f"{spec} needs the folder of the benchmark: {scheme}:PATH")
+        return SCHEMES[scheme], (Path(rest).expanduser().absolute(),)
+    path = Path(spec).expanduser().absolute()  # a run may be used from another directory
     if path.is_dir():
         return load_folder, (path,)
     if not path.exists():
-        if colon:
-            raise ValueError(f"unknown benchmark {scheme!r} in {spec!r}; {_choices()}")
-        raise FileNotFoundError(f"{spec}: no such file or folder; {_choices()}")
-    match path.suffix:
-        case ".csv":
-            return load_table, (path,)
-        case ".npz":
-            return load_vectors, (path,)
+        if colon and len(scheme) > 1:  # not a drive letter
+            raise UserError(f"unknown benchmark {scheme!r} in {spec!r}; {did_you_mean(scheme, SCHEMES)}")
+        named = [*(f"{name}:PATH" for name in SCHEMES), *EMBEDDED]
+        raise UserError(f"{spec}: no such file or folder; {did_you_mean(spec, named)}")
+    match path.suffix.lower():
         case ".parquet":
-            with open_parquet(path) as file:
-                holds_vectors = "vectors" in file.schema_arrow.names
-            return (load_vectors if holds_vectors else load_table), (path,)
-        case other:
-            raise ValueError(f"{spec}: data is a folder, .csv, .npz or .parquet, not {other or 'a bare file'}")
-
-
-def _choices() -> str:
-    named = [*(f"{scheme}:PATH" for scheme in SCHEMES), *EMBEDDED]
-    return f"data is a folder, a .csv, .npz or .parquet file, or one of {', '.join(named)}"
+            with vectors.open_parquet(path) as file:
+                has_vectors = "vectors" in file.schema_arrow.names
+            return (vectors.load_vectors if has_vectors else table.load_table), (path,)
+        case ".npz":
+            return vectors.load_vectors, (path,)
+        case suffix if suffix in table.SUFFIXES:
+            return table.load_table, (path,)
+        case suffix if suffix in IMAGE_SUFFIXES:
+            return load_folder, (path,)
+        case suffix:
+            kinds = ", ".join((*table.SUFFIXES, ".npz"))
+            raise UserError(f"{spec}: cannot read {suffix or 'a file without suffix'}; expected a folder or {kinds}")

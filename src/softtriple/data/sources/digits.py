@@ -1,7 +1,7 @@
-"""scikit-learn's 1 797 handwritten digits as vectors of 64 numbers: half of each digit to train on, half to test on.
+"""scikit-learn's 1 797 handwritten digits as vectors of 64 numbers, split by instance.
 
-Not split by class: what five digits have in common says too little about the other five. Whatever loss was trained on
-0 to 4, it retrieved 5 to 9 no better than the untrained encoder.
+Not by class, because five digits say too little about the other five: no loss trained on 0 to 4 retrieved 5 to 9
+better than the untrained encoder.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ from softtriple.data.benchmark import Benchmark, Split, Vectors, divide, divided
 
 
 def load_digits() -> Benchmark:
-    """Load the digits; pixels of 0 to 16 become numbers of 0 to 1."""
-    from sklearn import datasets  # takes a second to import, and nothing else here needs it
+    """Load the digits, with pixels scaled from 0…16 to 0…1."""
+    from sklearn import datasets  # imported here because it takes a second
 
     pixels, labels = datasets.load_digits(return_X_y=True)
     labels = labels.astype(np.int64)

@@ -1,7 +1,13 @@
-"""Images in folders: one sub-folder a class, or train/ and test/ of those."""
+"""Images in folders: one folder per class, or train/ and test/ (or val/) of those.
+
+With split="none" a folder of images without class folders and a single image file work too; their class is the name
+of the folder that contains them.
+"""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,17 +17,25 @@ from softtriple.data.benchmark import (
     ImageFiles,
     OnError,
     Split,
+    check_no_division,
     divide,
     divided,
     index_names,
     name_order,
-    refuse_division,
 )
+from softtriple.data.images import IMAGE_SUFFIXES, ImageError, missing_plugin
+from softtriple.errors import UserError
 
-# What Pillow reads and people keep photographs in. Anything else in a class folder is left out, and counted.
-IMAGE_SUFFIXES = frozenset(
-    (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp")
-)
+TEST_NAMES = ("test", "val", "valid", "validation")
+SKIP = "To leave them out: --on-error skip"
+
+
+class Listing(NamedTuple):
+    """The images in some folders: their paths, the class of each, and what was left out."""
+
+    paths: list[str]
+    names: list[str]
+    skipped: list[str]
 
 
 def load_folder(
@@ -32,76 +46,116 @@ def load_folder(
     seed: int | None = None,
     on_error: OnError = "stop",
 ) -> Benchmark:
-    """Load a folder of class folders, or of train/ and test/ with class folders in each.
+    """Load class folders, or a folder with train/ and test/ (or val/) that have class folders in each.
 
-    A class folder without images, or one that cannot be listed, is an error; ``on_error="skip"`` leaves it out and
-    says so.
+    A class folder without images, or one that cannot be read, is an error; ``on_error="skip"`` leaves it out.
     """
-    if has_parts(path):
-        refuse_division(f"{path} (train/ and test/)", split, test_share, seed)
-        train_files, train_names, train_notes = list_images(path / "train", on_error)
-        test_files, test_names, test_notes = list_images(path / "test", on_error)
-        files, notes = train_files + test_files, train_notes + test_notes
-        labels, class_names = index_names(train_names + test_names)
-        rows, shared = np.arange(len(labels)), len(set(train_names) & set(test_names))
-        note = f"split by the folders train/ and test/, which have {shared} classes in common"
-        division = Division(rows[: len(train_files)], rows[len(train_files) :], note)
+    if parts := find_parts(path):
+        where = " and ".join(f"{part.name}/" for part in parts)
+        check_no_division(f"{path} ({where})", split, test_share, seed)
+        train, test = (list_images(part, on_error) for part in parts)
+        listing = Listing(*(one + other for one, other in zip(train, test, strict=True)))
+        unused = [path / name for name in TEST_NAMES if (path / name).is_dir() and path / name not in parts]
+        listing.skipped.extend(f"{folder}: not used, {parts[1].name}/ is the test set" for folder in unused)
+        shared = len(set(train.names) & set(test.names))
+        rows = np.arange(len(listing.paths))
+        note = f"split by the folders {where}, which have {shared} classes in common"
+        division = Division(rows[: len(train.paths)], rows[len(train.paths) :], note)
+        labels, class_names = index_names(listing.names)
     else:
-        files, names, notes = list_images(path, on_error)
-        labels, class_names = index_names(names)
+        listing = list_images(path, on_error, unlabelled=split == "none")
+        labels, class_names = index_names(listing.names)
         division = divide(labels, split, test_share, seed)
-    return divided(path.resolve().name, Split(ImageFiles(tuple(files)), labels), class_names, division, notes)
+    everything = Split(ImageFiles(tuple(listing.paths)), labels)
+    return divided(path.resolve().name, everything, class_names, division, skipped=listing.skipped)
 
 
-def has_parts(path: Path) -> bool:
-    """Whether ``path`` holds train/ and test/ folders rather than classes."""
-    return (path / "train").is_dir() and (path / "test").is_dir()
+def find_parts(path: Path) -> tuple[Path, Path] | None:
+    """The folders train/ and test/ (or val/, valid/, validation/) of ``path``, or None if it has no such parts."""
+    tests = [path / name for name in TEST_NAMES if (path / name).is_dir()]
+    return (path / "train", tests[0]) if tests and (path / "train").is_dir() else None
 
 
-def list_images(root: Path, on_error: OnError) -> tuple[list[str], list[str], list[str]]:
-    """Paths, class names and notes of the images in the class folders of ``root``, in name order."""
-    folders = {
-        entry.name: entry.path for entry in os.scandir(root) if _is_folder(entry) and not entry.name.startswith(".")
-    }
+def list_images(root: Path, on_error: OnError, *, unlabelled: bool = False) -> Listing:
+    """The images in the class folders of ``root``, in name order.
+
+    With ``unlabelled`` and no class folders, the images in ``root`` itself, or ``root`` if it is an image.
+    """
+    if root.is_file():
+        if not unlabelled:
+            raise UserError(f"{root}: a single image cannot be trained on; expected a folder with a folder per class")
+        return Listing([str(root)], [root.parent.name], [])
+    entries = _visible(root)
+    folders = {entry.name: entry.path for entry in entries if _is_folder(entry)}
+    loose = sorted(entry.path for entry in entries if not _is_folder(entry))
     if not folders:
-        raise ValueError(f"{root}: no class folders; a folder of images needs one sub-folder for each class")
+        if not unlabelled:
+            raise UserError(f"{root}: no class folders; expected one folder of images per class")
+        images, skipped = _choose(loose, on_error)
+        if not images:
+            raise UserError(f"{root}: no images")
+        return Listing(images, [root.resolve().name] * len(images), skipped)
+
     paths: list[str] = []
     names: list[str] = []
+    skipped = [str(ImageError(file, "not in a class folder")) for file in loose]
     empty: list[str] = []
-    others = 0
-    notes: list[str] = []
     for name in name_order(folders):
         try:
             name.encode()
-            entries = [entry for entry in os.scandir(folders[name]) if not entry.name.startswith(".")]
+            files = sorted(entry.path for entry in _visible(folders[name]))
         except (UnicodeEncodeError, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "its name is not UTF-8"
+            reason = error.strerror if isinstance(error, OSError) else "its name is not valid UTF-8"
             if on_error == "stop":
-                raise ValueError(f"{folders[name]!r}: not a class folder that can be read ({reason})") from error
-            notes.append(f"{folders[name]!r}: left out, not a class folder that can be read ({reason})")
+                raise UserError(f"{folders[name]!r}: cannot read this class folder ({reason}). {SKIP}") from error
+            skipped.append(f"{folders[name]!r}: cannot read this class folder ({reason})")
             continue
-        files = sorted(entry.path for entry in entries)
-        lost = [entry.path for entry in entries if entry.is_symlink() and not Path(entry.path).exists()]
-        if lost and on_error == "stop":
-            raise ValueError(f"{lost[0]!r}: a link that leads nowhere, or in a circle")
-        images = [file for file in files if Path(file).suffix.lower() in IMAGE_SUFFIXES]
-        others += len(files) - len(images)
+        images, others = _choose(files, on_error)
         paths += images
         names += [name] * len(images)
+        skipped += others
         if not images:
             empty.append(name)
-    if others:
-        notes.append(f"{root}: {others} files that are not images were left out")
-    if empty:
-        which = f"{len(empty)} class folders hold no images ({', '.join(empty[:3])}{', …' if len(empty) > 3 else ''})"
-        if on_error == "stop" or not paths:
-            raise ValueError(f"{root}: {which}; class folders hold images directly, remove those that do not")
-        notes.append(f"{root}: {which} and were left out")
-    return paths, names, notes
+    if empty and (on_error == "stop" or not paths):
+        which = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
+        raise UserError(f"{root}: {len(empty)} class folders contain no images ({which}). {SKIP}")
+    skipped += [f"{folders[name]}: a class folder without images" for name in empty]
+    return Listing(paths, names, skipped)
+
+
+def _choose(files: Sequence[str], on_error: OnError) -> tuple[list[str], list[str]]:
+    """The images among ``files``, and the others with the reason why they are left out."""
+    images: list[str] = []
+    skipped: list[str] = []
+    for file in files:
+        if Path(file).is_symlink() and not _exists(file):
+            if on_error == "stop":
+                raise UserError(f"{file!r}: a broken link. {SKIP}")
+            skipped.append(f"{file!r}: a broken link")
+        elif Path(file).suffix.lower() not in IMAGE_SUFFIXES:
+            skipped.append(str(ImageError(file, "not an image")))
+        elif advice := missing_plugin(file):
+            if on_error == "stop":
+                raise UserError(f"{ImageError(file, advice)}. {SKIP}")
+            skipped.append(str(ImageError(file, advice)))
+        else:
+            images.append(file)
+    return images, skipped
+
+
+def _visible(root: str | Path) -> "list[os.DirEntry[str]]":
+    return [entry for entry in os.scandir(root) if not entry.name.startswith(".")]
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle; one that leads nowhere is no folder either
+    except OSError:  # a circular link
+        return False
+
+
+def _exists(file: str) -> bool:
+    try:
+        return Path(file).exists()
+    except OSError:  # a circular link
         return False

@@ -1,18 +1,18 @@
-"""Glyphs: letters drawn from the fonts that matplotlib ships; nothing to download.
+"""Glyphs: letters drawn with the fonts that matplotlib ships; nothing to download.
 
-A class is a letter with its upper and lower case; the fine label is the exact character. The cases of most letters
-look nothing alike (A a, G g, Q q), so a class really has several modes, and the fonts (DejaVu Sans, Mono and Serif,
-STIX; upright, bold, slanted) add more. Each character of each font is drawn once, a little turned, zoomed and shifted:
-further copies of one drawing would only give every query an easy neighbour.
+A class is a letter in upper and lower case; the fine label is the exact character. The two cases of most letters look
+different (A a, G g, Q q), so a class really has several modes, and the fonts (DejaVu Sans, Mono and Serif, STIX;
+upright, bold, slanted) add more. Each character is drawn once per font, slightly rotated, zoomed and shifted: more
+copies of a drawing would only give every query an easy neighbour.
 
-What is left out, so that the labels are decidable: letters without a second case, characters in fewer than
-``MIN_FONTS`` of the fonts, and lookalikes. A character that renders like an earlier one in any font is dropped from
-all of them: A stays a Latin letter, the Greek Alpha keeps only α, and the Cyrillic А, like the Latin one in both
-cases, is no class at all.
+To keep the labels decidable, three things are left out: letters with a single case, characters in fewer than
+``MIN_FONTS`` fonts, and lookalikes. A character that renders like an earlier one in any font is dropped from all of
+them: A remains a Latin letter, the Greek Alpha keeps only α, and the Cyrillic А, which looks Latin in both cases, is
+not a class.
 
-The cache is keyed by all that the drawings depend on: the fonts, the settings below, Pillow and FreeType.
+The cache key covers everything that the drawings depend on: the fonts, the settings below, Pillow and FreeType.
 
-Classes alternate between train and test inside each script, so both halves know all scripts but no common letter.
+Classes alternate between train and test within each script: both halves have all scripts and share no letter.
 """
 
 import hashlib
@@ -28,14 +28,13 @@ from jaxtyping import Int16, Int64, UInt8
 from PIL import Image, ImageDraw, ImageFont, features
 
 from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
-from softtriple.data.cache import cache_directory, mark_used, read_arrays
+from softtriple.data.cache import cache_directory, cached, read_arrays
 from softtriple.data.sampling import stream
-from softtriple.files import appearing_file
 
-VERSION = 1  # part of the cache key: raise it when the code below draws otherwise
+VERSION = 1  # part of the cache key: raise it when the code below draws differently
 SIDE = 32
 MIN_FONTS = 8
-MAX_DEGREES, MAX_ZOOM, MAX_SHIFT = 10.0, 0.15, 2.0  # the shift in pixels of the result
+MAX_DEGREES, MAX_ZOOM, MAX_SHIFT = 10.0, 0.15, 2.0  # shift in pixels of the result
 
 FONTS = (
     *(f"DejaVuSans{style}.ttf" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
@@ -50,12 +49,12 @@ SCRIPTS: dict[str, tuple[range, ...]] = {
     "Armenian": (range(0x0530, 0x0590),),
     "Georgian": (range(0x10A0, 0x1100), range(0x2D00, 0x2D30)),
 }
-# Drawn three times too large, then averaged: letters can be turned before they lose detail.
+# Drawn at three times the size and averaged, so that rotating does not lose detail.
 _OVERSAMPLING = 3
 _CANVAS = SIDE * _OVERSAMPLING
 _EM, _BASELINE = 19 * _OVERSAMPLING, 22 * _OVERSAMPLING
-# Two characters count as alike when their pixels differ by less than this share of the lighter one's ink: at this size
-# a breve and a caron over a bold letter do.
+# Two characters look alike if their pixels differ by less than this share of the lighter one's ink; at this size a
+# breve and a caron over a bold letter do.
 _ALIKE = 0.03
 
 
@@ -67,15 +66,16 @@ class Letter(NamedTuple):
 
 
 def load_glyphs() -> Benchmark:
-    """Load the glyphs from the cache, drawing them first (some seconds) when they are not there."""
+    """Load the glyphs from the cache; the first time they are drawn, which takes some seconds."""
     folder = _font_folder()
-    cached = cache_directory() / f"glyphs-{_key(folder)}.npz"
-    if not cached.is_file():
-        with appearing_file(cached) as temporary:
-            np.savez_compressed(temporary, **_draw_all(folder))
-    mark_used(cached)
-    pixels, labels, fine_labels = read_arrays(cached, "pixels", "labels", "fine_labels")
-    class_names, fine_names, train_classes = read_arrays(cached, "class_names", "fine_names", "train_classes")
+    notes: list[str] = []
+    names = ("pixels", "labels", "fine_labels", "class_names", "fine_names", "train_classes")
+    pixels, labels, fine_labels, class_names, fine_names, train_classes = cached(
+        cache_directory() / f"glyphs-{_key(folder)}.npz",
+        lambda path: np.savez_compressed(path, **_draw_all(folder)),
+        lambda path: read_arrays(path, *names),
+        notify=notes.append,
+    )
     is_train = train_classes[labels]
     everything = Split(ImageArray(pixels), labels, fine_labels)
     benchmark = Benchmark(
@@ -85,7 +85,7 @@ def load_glyphs() -> Benchmark:
         test=everything.take(np.flatnonzero(~is_train)),
         fine_names=tuple(map(str, fine_names)),
     )
-    return with_notes(benchmark)
+    return with_notes(benchmark, *notes)
 
 
 def _font_folder() -> Path:
@@ -128,7 +128,7 @@ def _draw_all(folder: Path) -> dict[str, Any]:
     for label, letter in enumerate(letters):
         for character in letter.characters:
             for font, drawing in drawings[character].items():
-                pixels.append(_shrink(_displace(drawing, stream("glyphs", ord(character), font))))
+                pixels.append(_shrink(_jitter(drawing, stream("glyphs", ord(character), font))))
                 labels.append(label)
                 fine_labels.append(fine_names.index(character))
     return {
@@ -148,11 +148,10 @@ def _choose(
     candidates = list(_candidates(known))
     drawings: dict[str, dict[int, Image.Image]] = {}
     letters: list[Letter] = []
-    # Of each font, what has been accepted so far and its ink. A row without ink (not yet, or not in the font) is like
-    # nothing.
-    room = sum(len(letter.characters) for letter in candidates)
-    earlier = np.zeros((len(fonts), room, SIDE * SIDE), dtype=np.int16)
-    inks = np.zeros((len(fonts), room), dtype=np.int64)
+    # For each font, the drawings accepted so far and their ink. A row without ink resembles nothing.
+    size = sum(len(letter.characters) for letter in candidates)
+    earlier = np.zeros((len(fonts), size, SIDE * SIDE), dtype=np.int16)
+    inks = np.zeros((len(fonts), size), dtype=np.int64)
     for letter in candidates:
         for character in letter.characters:
             drawn = {i: _draw(character, font) for i, font in enumerate(fonts) if ord(character) in known[i]}
@@ -169,14 +168,14 @@ def _choose(
 
 
 def _candidates(known: list[frozenset[int]]) -> Iterator[Letter]:
-    """Letters with two cases that enough fonts know, by script and code point."""
+    """Letters with two cases that enough fonts have, by script and code point."""
     for script, ranges in SCRIPTS.items():
         cases: dict[str, list[str]] = {}
         for character in (chr(code) for codes in ranges for code in codes):
             common = sum(ord(character) in codes for codes in known) >= MIN_FONTS
             if common and unicodedata.category(character) in ("Lu", "Ll"):
                 cases.setdefault(character.lower(), []).append(character)
-        yield from (Letter(script, tuple(sorted(found))) for found in cases.values() if len(found) > 1)
+        yield from (Letter(script, tuple(sorted(characters))) for characters in cases.values() if len(characters) > 1)
 
 
 def _resembles(
@@ -185,27 +184,31 @@ def _resembles(
     inks: Int64[np.ndarray, " others"],
 ) -> bool:
     limit = _ALIKE * np.minimum(inks, drawing.sum())
-    # The inks of two drawings differ by no more than their pixels do, which spares most of the comparisons.
+    # The ink of two drawings differs by no more than their pixels do, which saves most comparisons.
     near = np.flatnonzero(np.abs(inks - drawing.sum()) < limit)
     return bool((np.abs(others[near] - drawing).sum(axis=1) < limit[near]).any())
 
 
 def _draw(character: str, font: ImageFont.FreeTypeFont) -> Image.Image:
-    """``character`` in white on black, centred, on a common baseline and at a common size: o and O stay different."""
+    """``character`` in white on black, centred, with common baseline and size, so that o and O stay different."""
     image = Image.new("L", (_CANVAS, _CANVAS))
     ImageDraw.Draw(image).text((_CANVAS / 2, _BASELINE), character, fill=255, font=font, anchor="ms")
     return image
 
 
-def _displace(drawing: Image.Image, generator: np.random.Generator) -> Image.Image:
-    """``drawing`` turned, zoomed and shifted a little about its middle."""
+def _jitter(drawing: Image.Image, generator: np.random.Generator) -> Image.Image:
+    """``drawing`` slightly rotated, zoomed and shifted about its centre.
+
+    Part of the data set, so it does not follow the augmentation in ``images.apply_affine``: other pixels would be
+    another benchmark.
+    """
     turn, zoom, right, down = generator.uniform(-1, 1, size=4)
     angle, scale = math.radians(turn * MAX_DEGREES), 1 + zoom * MAX_ZOOM
     cos, sin = math.cos(angle) / scale, math.sin(angle) / scale
     middle = _CANVAS / 2
     x = middle + right * MAX_SHIFT * _OVERSAMPLING
     y = middle + down * MAX_SHIFT * _OVERSAMPLING
-    # Pillow wants the inverse map, from a place in the result to one in the drawing: (x, y) goes to the middle.
+    # Pillow takes the inverse map, from the result to the drawing: (x, y) goes to the centre.
     inverse = (cos, sin, middle - cos * x - sin * y, -sin, cos, middle + sin * x - cos * y)
     return drawing.transform(drawing.size, Image.Transform.AFFINE, inverse, Image.Resampling.BILINEAR)
 
@@ -215,7 +218,7 @@ def _shrink(drawing: Image.Image) -> UInt8[np.ndarray, "side side"]:
 
 
 def _alternate(letters: list[Letter]) -> list[bool]:
-    """Whether each letter is to train on: every other one of its script."""
+    """Whether each letter is a training class: every other one of its script is."""
     place: dict[str, int] = {}
     result = []
     for letter in letters:

@@ -1,8 +1,15 @@
-"""Tables of images or texts: .csv or .parquet with a path (or text) column, a label column, perhaps a split column."""
+"""Tables of images or texts: .csv, .tsv, .jsonl or .parquet with a column of paths or texts and a column of labels.
+
+Columns with a usual name are recognised; others are named by an option. A column called "split" says which rows are
+for training and which for testing.
+"""
 
 import csv
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,15 +21,31 @@ from softtriple.data.benchmark import (
     Rows,
     Split,
     Texts,
+    check_no_division,
     divide,
     divided,
     index_names,
-    refuse_division,
 )
 from softtriple.data.images import ImageError
+from softtriple.data.sources.folder import SKIP, TEST_NAMES
 from softtriple.data.sources.vectors import read_parquet
+from softtriple.errors import UserError, did_you_mean
 
 Columns = dict[str, list[str]]
+
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+# The first name of each is preferred to the others.
+PATH_NAMES = ("path", "file", "image", "filename")
+TEXT_NAMES = ("text", "utterance", "sentence", "query", "question")
+LABEL_NAMES = ("label", "intent", "category", "class", "kind")
+
+
+class _Chosen(NamedTuple):
+    """The columns to use; ``column`` contains paths or texts."""
+
+    kind: str
+    column: str
+    label: str
 
 
 def load_table(
@@ -30,7 +53,7 @@ def load_table(
     *,
     path: str | None = None,
     text: str | None = None,
-    label: str = "label",
+    label: str | None = None,
     split: str | None = None,
     test_share: float | None = None,
     seed: int | None = None,
@@ -38,125 +61,174 @@ def load_table(
 ) -> Benchmark:
     """Load a table of images (column ``path``) or texts (column ``text``) with a column of labels.
 
-    Image paths count from the folder of the table. ``split`` is "classes", "instances" or the name of a column that
-    says train or test; a column called "split" is used by itself. Rows whose image is missing or whose text is blank
-    are an error; ``on_error="skip"`` leaves them out and says so.
+    Columns that are not given are recognised by their names. Paths are relative to the folder of the table. ``split``
+    is "classes", "instances", "none" or a column that says train or test; a column called "split" is used by default.
+    Rows with a missing image, a blank text or an empty label are an error; ``on_error="skip"`` leaves them out.
     """
-    columns = _read_parquet(table) if table.suffix == ".parquet" else _read_csv(table)
-    kind, column = _choose_items(table, columns, path, text)
-    names = _column(table, columns, label)
-    if blank := [row for row, name in enumerate(names) if not name]:
-        raise ValueError(f"{table}: column {label!r} is empty in {len(blank)} rows (first: row {blank[0] + 1})")
+    columns = _read(table)
+    chosen = _choose_columns(table, columns, path, text, label)
+    values, names = columns[chosen.column], columns[chosen.label]
     if not names:
-        raise ValueError(f"{table}: the table has no rows")
+        raise UserError(f"{table}: the table has no rows")
+    if chosen.kind == "image":
+        values = [str(table.parent / value) for value in values]
+    faults = _find_faults(table, chosen, values, names)
+    if faults and (on_error == "stop" or len(faults) == len(names)):
+        few = "; ".join([*faults.values()][:3]) + ("; …" if len(faults) > 3 else "")
+        raise UserError(f"{table}: {len(faults)} of {len(names)} rows cannot be used: {few}. {SKIP}")
+    notes = [f"columns: {chosen.column!r} ({chosen.kind}) and {chosen.label!r} (label)"]
+    if faults:
+        notes.append(f"{table}: left out {len(faults)} of {len(names)} rows")
 
-    labels, class_names = index_names(names)
-    items: ImageFiles | Texts
-    notes: tuple[str, ...] = ()
-    if kind == "text":
-        items, kept, notes = _find_texts(table, column, columns[column], on_error)
-    else:
-        items, kept, notes = _find_images(table, column, columns[column], on_error)
-    everything = Split(items, labels).take(kept)
+    kept = np.array([row for row in range(len(names)) if row not in faults])
+    labels, class_names = index_names([names[row] for row in kept])
+    items = ImageFiles(tuple(values)) if chosen.kind == "image" else Texts(tuple(values))
+    division = _divide(table, columns, kept, labels, split, test_share, seed)
+    return divided(table.stem, Split(items.take(kept), labels), class_names, division, notes, [*faults.values()])
 
+
+def _choose_columns(table: Path, columns: Columns, path: str | None, text: str | None, label: str | None) -> _Chosen:
+    if path is not None and text is not None:
+        raise UserError(f"{table}: path = {path!r} and text = {text!r} cannot both be used; remove one of them")
+    for column in (path, text, label):
+        if column is not None and column not in columns:
+            raise UserError(f"{table}: no column {column!r} ({', '.join(columns)}); {did_you_mean(column, columns)}")
+    if path is None and text is None:
+        item = _recognise(table, columns, {"path": PATH_NAMES, "text": TEXT_NAMES}, exclude=label)
+        path, text = (item, None) if item.lower() in PATH_NAMES else (None, item)
+    column = path or text
+    assert column is not None
+    label = label or _recognise(table, columns, {"label": LABEL_NAMES}, exclude=column)
+    return _Chosen("image" if path else "text", column, label)
+
+
+def _recognise(table: Path, columns: Columns, known: dict[str, tuple[str, ...]], exclude: str | None) -> str:
+    """The column whose name is one of ``known``, by option; the name of the option itself is preferred."""
+    usual = [name for names in known.values() for name in names]
+    for names in (list(known), usual):
+        candidates = [name for name in columns if name.lower() in names and name != exclude]
+        if len(candidates) == 1:
+            return candidates[0]
+        if candidates:
+            options = " or ".join(f"--set data.{option}=COLUMN" for option in known)
+            raise UserError(f"{table}: columns {', '.join(candidates)} could be meant; choose one with {options}")
+    options = " or ".join(f"--set data.{option}=COLUMN" for option in known)
+    raise UserError(
+        f"{table}: no column {', '.join(usual)}; the first line has {', '.join(map(repr, columns))}. "
+        f"Name the column with {options}; if the file has no header line, add one such as text,label"
+    )
+
+
+def _find_faults(table: Path, chosen: _Chosen, values: Sequence[str], names: Sequence[str]) -> dict[int, str]:
+    """What is wrong with each row that cannot be used."""
+    faults: dict[int, str] = {}
+    for row, (value, name) in enumerate(zip(values, names, strict=True)):
+        if not name.strip():
+            faults[row] = f"{table}: row {row + 1}: column {chosen.label!r} is empty"
+        elif chosen.kind == "text" and not value.strip():
+            faults[row] = f"{table}: row {row + 1}: column {chosen.column!r} is blank"
+        elif chosen.kind == "image" and not Path(value).is_file():
+            faults[row] = str(ImageError(value, "no such file"))
+    return faults
+
+
+def _divide(
+    table: Path,
+    columns: Columns,
+    kept: Rows,
+    labels: np.ndarray,
+    split: str | None,
+    test_share: float | None,
+    seed: int | None,
+) -> Division:
     if split is None and test_share is None and seed is None and "split" in columns:
         split = "split"
-    if split in (None, "classes", "instances"):
-        division = divide(everything.labels, split, test_share, seed)
-    elif split in columns:
-        refuse_division(f"{table}, column {split!r},", None, test_share, seed)
-        division = _divide_by_column(table, split, [columns[split][row] for row in kept])
-    else:
-        raise ValueError(f"{table}: split = {split!r} is no column, nor 'classes' or 'instances'; {_listed(columns)}")
-    return divided(table.stem, everything, class_names, division, notes)
-
-
-def _choose_items(table: Path, columns: Columns, path: str | None, text: str | None) -> tuple[str, str]:
-    if path is not None and text is not None:
-        raise ValueError(f"{table}: path = {path!r} and text = {text!r} exclude each other: name one of them")
-    if path is None and text is None:
-        present = [name for name in ("path", "text") if name in columns]
-        if len(present) != 1:
-            found = "both columns path and text" if present else "no column path or text"
-            raise ValueError(f"{table}: {found}; name the one to use with path or text; {_listed(columns)}")
-        path, text = ("path", None) if present == ["path"] else (None, "text")
-    kind, column = ("image", path) if path is not None else ("text", text)
-    assert column is not None
-    _column(table, columns, column)
-    return kind, column
-
-
-def _find_images(
-    table: Path, column: str, values: list[str], on_error: OnError
-) -> tuple[ImageFiles, Rows, tuple[str, ...]]:
-    """The image files that ``values`` name, the rows whose file exists, and notes about the others."""
-    files = [table.parent / value for value in values]
-    items = ImageFiles(tuple(str(file) for file in files))
-    present = np.array([file.is_file() for file in files], dtype=bool)
-    if present.all():
-        return items, np.arange(len(values)), ()
-    missing = [values[row] for row in np.flatnonzero(~present)]
-    which = f"{len(missing)} of {len(values)} images are missing"
-    if on_error == "stop" or not present.any():
-        few = ", ".join(missing[:3])
-        raise ValueError(f"{table}: {which} ({few}); paths in column {column!r} count from {table.parent}")
-    left_out = (f"left out: {ImageError(items.paths[row], 'no such file')}" for row in np.flatnonzero(~present))
-    return items, np.flatnonzero(present), (*left_out, f"{table}: {which} and were left out")
-
-
-def _find_texts(table: Path, column: str, values: list[str], on_error: OnError) -> tuple[Texts, Rows, tuple[str, ...]]:
-    """The texts, the rows that have one, and a note about the others."""
-    items, present = Texts(tuple(values)), np.array([bool(value.strip()) for value in values], dtype=bool)
-    if present.all():
-        return items, np.arange(len(values)), ()
-    which = f"column {column!r} is blank in {(~present).sum()} of {len(values)} rows"
-    if on_error == "stop" or not present.any():
-        raise ValueError(f"{table}: {which} (first: row {np.flatnonzero(~present)[0] + 1}); give each row a text")
-    return items, np.flatnonzero(present), (f"{table}: {which}, which were left out",)
-
-
-def _column(table: Path, columns: Columns, name: str) -> list[str]:
-    if name not in columns:
-        raise ValueError(f"{table}: there is no column {name!r}; {_listed(columns)}")
-    return columns[name]
-
-
-def _listed(columns: Columns) -> str:
-    return f"the columns are {', '.join(columns)}"
-
-
-def _divide_by_column(table: Path, column: str, values: Sequence[str]) -> Division:
-    parts: dict[str, Rows] = {part: np.flatnonzero([value == part for value in values]) for part in ("train", "test")}
-    if strangers := sorted(set(values) - parts.keys()):
-        raise ValueError(f"{table}: column {column!r} holds {strangers[0]!r}; only train and test are known")
+    if split in (None, "classes", "instances", "none"):
+        return divide(labels, split, test_share, seed)
+    if split not in columns:
+        choices = ["classes", "instances", "none", *columns]
+        raise UserError(f"{table}: split = {split!r} is not a column or a way to split; {did_you_mean(split, choices)}")
+    check_no_division(f"{table}, column {split!r},", None, test_share, seed)
+    values = [columns[split][row] for row in kept]
+    test = next((name for name in TEST_NAMES if name in values), "test")
+    parts = {part: np.flatnonzero([value == part for value in values]) for part in ("train", test)}
+    if unknown := sorted(set(values) - parts.keys()):
+        raise UserError(f"{table}: column {split!r} contains {unknown[0]!r}; expected train and {test}")
     for part, rows in parts.items():
         if not len(rows):
-            raise ValueError(f"{table}: no row has {part!r} in column {column!r}")
-    return Division(parts["train"], parts["test"], f"split by column {column!r}")
+            raise UserError(f"{table}: no row has {part!r} in column {split!r}")
+    return Division(parts["train"], parts[test], f"split by column {split!r}")
 
 
-def _read_csv(table: Path) -> Columns:
+# Reading: every format becomes columns of strings; a missing value is "".
+
+
+def _read(table: Path) -> Columns:
+    match table.suffix.lower():
+        case ".parquet":
+            return _read_parquet(table)
+        case ".jsonl":
+            return _read_jsonl(table)
+        case suffix:
+            return _read_csv(table, "\t" if suffix == ".tsv" else None)
+
+
+def _read_csv(table: Path, delimiter: str | None) -> Columns:
+    text = _read_text(table)
+    first = text.lstrip().partition("\n")[0]
+    # The header has no texts in it, so the separator that splits it into most columns is the right one.
+    separator = delimiter or max(",;\t", key=first.count)
     try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{table}: not a table of comma-separated values in UTF-8 ({error})") from error
-    if len(set(header)) < len(header):
-        raise ValueError(f"{table}: a column name occurs twice in {', '.join(header)}")
+        rows = [row for row in csv.reader(StringIO(text, newline=""), delimiter=separator) if row]
+    except csv.Error as error:
+        raise UserError(f"{table}: not a table of separated values ({error})") from error
+    header, *rows = rows
+    _check_distinct(table, header)
     for number, row in enumerate(rows, start=1):
         if len(row) != len(header):
-            raise ValueError(f"{table}: row {number} has {len(row)} fields, the header {len(header)}")
+            raise UserError(f"{table}: row {number} has {len(row)} fields, the header {len(header)}")
     return {name: [row[i] for row in rows] for i, name in enumerate(header)}
+
+
+def _read_jsonl(table: Path) -> Columns:
+    records: list[dict[str, object]] = []
+    for number, line in enumerate(_read_text(table).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{table}: line {number} is not JSON ({error})") from error
+        if not isinstance(record, dict):
+            raise UserError(f'{table}: line {number} is not an object; expected one such as {{"text": …, "label": …}}')
+        records.append(record)
+    names = dict.fromkeys(name for record in records for name in record)
+    return {name: _strings(record.get(name) for record in records) for name in names}
 
 
 def _read_parquet(table: Path) -> Columns:
     content = read_parquet(table)
-    if len(set(content.column_names)) < len(content.column_names):
-        raise ValueError(f"{table}: a column name occurs twice in {', '.join(content.column_names)}")
+    _check_distinct(table, content.column_names)
     try:
-        return {
-            name: ["" if value is None else str(value) for value in content.column(name).to_pylist()]
-            for name in content.column_names
-        }
-    except Exception as error:  # such as a date of the year 200 000
-        raise ValueError(f"{table}: a column holds what Python cannot ({error})") from error
+        return {name: _strings(content.column(name).to_pylist()) for name in content.column_names}
+    except Exception as error:  # for example a date in the year 200 000
+        raise UserError(f"{table}: a column cannot be converted to Python values ({error})") from error
+
+
+def _read_text(table: Path) -> str:
+    try:
+        text = table.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{table}: not UTF-8 text ({error})") from error
+    if not text.strip():
+        raise UserError(f"{table}: the file is empty; expected a header line such as text,label and a row per item")
+    return text
+
+
+def _strings(values: Iterable[object]) -> list[str]:
+    return ["" if value is None else str(value) for value in values]
+
+
+def _check_distinct(table: Path, names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise UserError(f"{table}: a column name is repeated in {', '.join(names)}")

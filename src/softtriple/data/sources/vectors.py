@@ -1,8 +1,7 @@
-"""Vectors in files: .npz or .parquet with ``vectors`` and ``labels``, perhaps ``paths`` and ``class_names``.
+"""Vectors in files: .npz or .parquet with ``vectors`` and ``labels``, optionally ``paths`` and ``class_names``.
 
-The one place that knows the format. ``embed`` writes it, ``evaluate`` and ``train`` read it, and so can anything else:
-``numpy.savez(file, vectors=..., labels=...)`` is enough. In parquet the class names stand in the metadata of the
-schema, as JSON, because they are no column: there is one for each class, not one for each row.
+``embed`` writes this format, ``evaluate`` and ``train`` read it, and ``numpy.savez(file, vectors=..., labels=...)``
+produces it. In parquet the class names are JSON in the metadata of the schema: there is one per class, not per row.
 """
 
 import json
@@ -24,17 +23,20 @@ from softtriple.data.benchmark import (
     divided,
     index_names,
 )
+from softtriple.data.sources.folder import SKIP
+from softtriple.errors import UserError
 from softtriple.files import appearing_file
 
 ARRAYS = ("vectors", "labels", "class_names", "paths")
+SUFFIXES = (".npz", ".parquet")
 _CLASS_NAMES = b"softtriple.class_names"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class VectorFile:
-    """The content of a file of vectors; with ``class_names``, ``labels`` index them.
+    """The content of a file of vectors; ``labels`` index ``class_names`` if there are any.
 
-    ``skipped`` counts the rows of the file that were left out because they are not finite.
+    ``skipped`` counts the rows that were left out because they are not finite.
     """
 
     vectors: Float32[np.ndarray, "items dim"]
@@ -47,34 +49,36 @@ class VectorFile:
 def read_vectors(path: Path, on_error: OnError = "stop") -> VectorFile:
     """Read a .npz or .parquet file of vectors.
 
-    Labels may be integers or strings. Rows that are not finite are an error; ``on_error="skip"`` leaves them out.
+    Labels may be integers or strings. A row with NaN or infinity is an error; ``on_error="skip"`` leaves it out.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise UserError(f"{path}: no such file")
     match path.suffix:
         case ".npz":
             arrays = _read_npz(path)
         case ".parquet":
             arrays = _read_parquet(path)
         case other:
-            raise ValueError(f"{path}: vectors are read from .npz or .parquet, not from {other or 'a bare name'}")
+            raise UserError(
+                f"{path}: cannot read vectors from {other or 'a file without suffix'}; expected .npz or .parquet"
+            )
     for name in ("vectors", "labels"):
         if name not in arrays:
-            raise ValueError(f"{path}: there is no {name!r}, only {', '.join(arrays) or 'arrays of other names'}")
+            raise UserError(f"{path}: no array {name!r}, only {', '.join(arrays) or 'arrays with other names'}")
 
     vectors = _checked_vectors(path, arrays["vectors"])
     labels, class_names = _checked_labels(path, arrays["labels"], arrays.get("class_names"))
     paths = tuple(str(value) for value in arrays["paths"]) if "paths" in arrays else None
     for name, length in (("labels", len(labels)), ("paths", len(vectors) if paths is None else len(paths))):
         if length != len(vectors):
-            raise ValueError(f"{path}: {len(vectors)} vectors but {length} {name}")
+            raise UserError(f"{path}: {len(vectors)} vectors but {length} {name}")
 
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
         bad = np.flatnonzero(~finite)
         if on_error == "stop" or not finite.any():
-            rows = ", ".join(str(row) for row in bad[:3])
-            raise ValueError(f"{path}: {len(bad)} of {len(vectors)} vectors are not finite (first rows: {rows})")
+            rows = ", ".join(str(row) for row in bad[:3]) + (", …" if len(bad) > 3 else "")
+            raise UserError(f"{path}: {len(bad)} of {len(vectors)} vectors are not finite (rows {rows}). {SKIP}")
         vectors, labels = vectors[finite], labels[finite]
         paths = None if paths is None else tuple(np.array(paths, dtype=object)[finite])
     skipped = len(finite) - len(vectors)
@@ -82,9 +86,10 @@ def read_vectors(path: Path, on_error: OnError = "stop") -> VectorFile:
 
 
 def write_vectors(path: Path, content: VectorFile) -> None:
-    """Write ``content`` as .npz or .parquet; the file appears whole or not at all."""
-    if path.suffix not in (".npz", ".parquet"):
-        raise ValueError(f"{path}: vectors are written to .npz or .parquet, not to {path.suffix or 'a bare name'}")
+    """Write ``content`` as .npz or .parquet, atomically."""
+    if path.suffix not in SUFFIXES:
+        suffix = path.suffix or "a file without suffix"
+        raise UserError(f"{path}: cannot write vectors as {suffix}; expected .npz or .parquet")
     with appearing_file(path) as temporary:
         if path.suffix == ".npz":
             _write_npz(temporary, content)
@@ -100,44 +105,44 @@ def load_vectors(
     seed: int | None = None,
     on_error: OnError = "stop",
 ) -> Benchmark:
-    """Load a file of vectors as a benchmark, split by "classes" or "instances"."""
+    """Load a file of vectors as a benchmark."""
     content = read_vectors(path, on_error)
     labels, class_names = content.labels, content.class_names
     if class_names is None:
         labels, numbers = contiguous_labels(labels)
         class_names = tuple(str(number) for number in numbers)
     division = divide(labels, split, test_share, seed)
-    notes = [f"{path}: {content.skipped} vectors are not finite and were left out"] if content.skipped else []
+    notes = [f"{path}: left out {content.skipped} vectors that are not finite"] if content.skipped else []
     return divided(path.stem, Split(Vectors(content.vectors), labels), class_names, division, notes)
 
 
 def open_parquet(path: Path) -> Any:
-    """The parquet file at ``path`` as a pyarrow ParquetFile."""
+    """Open ``path`` as a pyarrow ParquetFile."""
     parquet = _import_parquet(path)
     try:
         return parquet.ParquetFile(path)
     except Exception as error:  # pyarrow's own errors have no common base
-        raise ValueError(f"{path}: not a readable parquet file ({error})") from error
+        raise UserError(f"{path}: not a readable parquet file ({error})") from error
 
 
 def read_parquet(path: Path) -> Any:
-    """The content of a parquet file as a pyarrow Table that was found to be sound."""
+    """Read a parquet file as a validated pyarrow Table."""
     with open_parquet(path) as file:
         try:
             table = file.read()
-            table.validate(full=True)  # offsets that point outside would crash whoever follows them
+            table.validate(full=True)  # invalid offsets would crash the process later
         except Exception as error:
-            raise ValueError(f"{path}: not a readable parquet file ({error})") from error
+            raise UserError(f"{path}: not a readable parquet file ({error})") from error
     return table
 
 
 def _checked_vectors(path: Path, vectors: Shaped[np.ndarray, "..."]) -> Float32[np.ndarray, "items dim"]:
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
         shape = "×".join(map(str, vectors.shape))
-        raise ValueError(f"{path}: vectors must be numbers of shape items×dim, not {vectors.dtype} of shape {shape}")
+        raise UserError(f"{path}: vectors must be numbers of shape items×dim, not {vectors.dtype} of shape {shape}")
     if not vectors.size:
-        raise ValueError(f"{path}: there are no vectors in the file")
-    with np.errstate(over="ignore"):  # what overflows float32 is reported with the rows that are not finite
+        raise UserError(f"{path}: contains no vectors")
+    with np.errstate(over="ignore"):  # overflow is reported with the rows that are not finite
         return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
@@ -145,17 +150,17 @@ def _checked_labels(
     path: Path, labels: Shaped[np.ndarray, "..."], names: Shaped[np.ndarray, "..."] | None
 ) -> tuple[Labels, tuple[str, ...] | None]:
     if labels.ndim != 1 or labels.dtype.kind not in "iuUT":
-        raise ValueError(f"{path}: labels must be one integer or string for each vector, not {labels.dtype}")
+        raise UserError(f"{path}: labels must be one integer or string per vector, not {labels.dtype}")
     if labels.dtype.kind in "iu":
         integers = labels.astype(np.int64)
         if names is None:
             return integers, None
         if len(labels) and not (integers.min() >= 0 and integers.max() < len(names)):
             span = f"{integers.min()}…{integers.max()}"
-            raise ValueError(f"{path}: labels lie in {span}, but there are {len(names)} class_names")
+            raise UserError(f"{path}: labels are in {span}, but there are {len(names)} class_names")
         return integers, tuple(str(name) for name in names)
     if names is not None:
-        raise ValueError(f"{path}: labels are strings, so class_names say nothing: leave them out")
+        raise UserError(f"{path}: class_names cannot be used with string labels; remove one of them")
     return index_names([str(label) for label in labels])
 
 
@@ -163,9 +168,9 @@ def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in ARRAYS if name in file.files}
-    except Exception as error:  # zipfile, numpy's header parser and numpy's refusal of pickles each raise their own
-        # Not in numpy's words, which would advise to trust a pickle.
-        raise ValueError(f"{path}: not a readable .npz of plain arrays, as numpy.savez writes it") from error
+    except Exception as error:  # zipfile, numpy's header parser and its rejection of pickles each raise their own
+        # numpy's own message would recommend to allow pickles.
+        raise UserError(f"{path}: not a readable .npz of plain arrays as written by numpy.savez") from error
 
 
 def _write_npz(path: Path, content: VectorFile) -> None:
@@ -185,7 +190,7 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     for name in {"vectors", "labels", "paths"}.intersection(table.column_names):
         column = table.column(name).combine_chunks()
         if column.null_count:
-            raise ValueError(f"{path}: column {name!r} is empty in {column.null_count} rows")
+            raise UserError(f"{path}: column {name!r} is empty in {column.null_count} rows")
         if name != "vectors":
             arrays[name] = np.array(column.to_pylist())
             continue
@@ -193,13 +198,13 @@ def _read_parquet(path: Path) -> dict[str, Any]:
         value_type = column.type.value_type if is_list else None
         numbers = is_list and (pyarrow.types.is_floating(value_type) or pyarrow.types.is_integer(value_type))
         if not numbers or len(pyarrow.compute.list_value_length(column).unique()) > 1:
-            raise ValueError(f"{path}: column 'vectors' must hold lists of numbers, all of one length")
+            raise UserError(f"{path}: column 'vectors' must contain lists of numbers of equal length")
         arrays[name] = column.flatten().to_numpy(zero_copy_only=False).reshape(len(column), -1)
     if names := (table.schema.metadata or {}).get(_CLASS_NAMES):
         try:
             arrays["class_names"] = np.array(json.loads(names), dtype=str)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: class_names in its metadata are not a list of names ({error})") from error
+            raise UserError(f"{path}: class_names in the metadata are not a list of strings ({error})") from error
     return arrays
 
 
@@ -222,5 +227,5 @@ def _import_parquet(path: Path) -> Any:
     try:
         import pyarrow.parquet
     except ImportError as error:
-        raise ValueError(f"{path}: parquet files need pyarrow: pip install 'softtriple[parquet]'") from error
+        raise UserError(f"{path}: parquet files need pyarrow: pip install 'softtriple[parquet]'") from error
     return pyarrow.parquet

@@ -1,5 +1,4 @@
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +10,17 @@ from softtriple.data import (
     ImageArray,
     ImageError,
     ImageFiles,
+    ImageList,
     Split,
     Texts,
     Vectors,
     View,
     batches,
+    find_unreadable,
     in_order,
     open_cache,
     shuffled,
 )
-from softtriple.data.prefetch import map_ahead
 
 AUGMENTS = ["none", "crop", "resized-crop", "affine"]
 
@@ -121,38 +121,22 @@ def test_a_cache_for_other_items_is_refused(split):
         batches(array, in_order(1, 1), View(size=24, resize=24), cache=cache)
 
 
-# map_ahead
+def test_images_of_different_sizes_take_every_view():
+    images = tuple(np.full((size, size + 5, 3), size, dtype=np.uint8) for size in (20, 30, 40))
+    split = Split(ImageList(images), np.arange(3))
+    for augment in AUGMENTS:
+        ((inputs, _),) = batches(split, [np.array([2, 0])], View(size=8, resize=12, augment=augment))
+        assert inputs.shape == (2, 8, 8, 3)
+        assert [int(image.float().mean()) for image in inputs] == [40, 20]
 
 
-def test_results_are_in_order():
-    def slow_first(value: int) -> int:
-        time.sleep(0.02 if value == 0 else 0)
-        return value * value
-
-    assert list(map_ahead(slow_first, range(9), 3)) == [value * value for value in range(9)]
-
-
-def test_it_does_not_run_far_ahead():
-    asked: list[int] = []
-
-    def inputs():
-        for value in range(100):
-            asked.append(value)
-            yield value
-
-    results = map_ahead(lambda value: value, inputs(), 2)
-    assert next(results) == 0
-    assert len(asked) == 5
-    results.close()
-    assert not data_threads()
-
-
-def test_an_error_comes_out_and_the_threads_end():
-    def fail(value: int) -> int:
-        if value == 3:
-            raise RuntimeError("three")
-        return value
-
-    with pytest.raises(RuntimeError, match="three"):
-        list(map_ahead(fail, range(100), 2))
-    assert not data_threads()
+def test_unreadable_images_are_found(split):
+    Path(split.items.paths[4]).write_text("no image")
+    Path(split.items.paths[7]).unlink()
+    done: list[tuple[int, int]] = []
+    unreadable = find_unreadable(split.items, progress=lambda *at: done.append(at))
+    assert {row: error.path for row, error in unreadable.items()} == {
+        4: split.items.paths[4],
+        7: split.items.paths[7],
+    }
+    assert done[-1] == (10, 10)
