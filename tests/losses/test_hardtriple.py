@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.reference import softtriple_by_the_book as book
 from torch import Tensor
 
-from softtriple import HardTripleLoss
+from softtriple import HardTripleLoss, SoftTripleLoss
 from softtriple.losses.hardtriple import span_similarity
 
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softtriple import NormalizedSoftmaxLoss, SoftmaxLoss
+from softtriple import NormalizedSoftmaxLoss, SoftmaxLoss, SoftTripleLoss
 
 
 def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:

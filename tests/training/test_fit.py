@@ -159,7 +159,7 @@ def test_tensorboard_gets_the_numbers_of_the_log(tmp_path: Path, monkeypatch: py
 
 def test_without_tensorboard_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"pip install 'softtriple\[tensorboard\]'"):
+    with pytest.raises(UserError, match=r"pip install 'softtriple\[tensorboard\]'"):
         run_with_tensorboard(tmp_path)
     assert not (tmp_path / "run").exists()
 

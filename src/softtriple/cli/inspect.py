@@ -43,7 +43,7 @@ def evaluate(
     with dist.joined():
         if is_run:
             run = Run.load(source, reporter=Reporter(quiet=not dist.is_main()))
-            report = run.evaluate(None if data is None else run.read_data(data, settings or []))
+            report = run.evaluate(None if data is None else run.data_config(data, settings or []))
         else:
             report = evaluate_file(Path(source), gallery, _ranks(recall_at or "1,2,4,8"))
         if dist.is_main():

@@ -26,6 +26,7 @@ from softtriple.data.sampling import in_order as in_order
 from softtriple.data.sampling import m_per_class as m_per_class
 from softtriple.data.sampling import rows_of_classes as rows_of_classes
 from softtriple.data.sampling import shuffled as shuffled
+from softtriple.data.sources import absolute_spec as absolute_spec
 from softtriple.data.sources import load_benchmark as load_benchmark
 from softtriple.data.sources.memory import make_benchmark as make_benchmark
 from softtriple.data.sources.vectors import VectorFile as VectorFile

@@ -7,6 +7,9 @@ from softtriple.metrics.clustering import nmi as nmi
 from softtriple.metrics.comparison import Difference as Difference
 from softtriple.metrics.comparison import difference_intervals as difference_intervals
 from softtriple.metrics.comparison import format_comparison as format_comparison
+from softtriple.metrics.evaluate import Embeddings as Embeddings
+from softtriple.metrics.evaluate import evaluate as evaluate
+from softtriple.metrics.evaluate import evaluate_file as evaluate_file
 from softtriple.metrics.intervals import class_intervals as class_intervals
 from softtriple.metrics.ranks import first_hit_ranks as first_hit_ranks
 from softtriple.metrics.report import ClassResult as ClassResult

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from softtriple import dist
+from softtriple.data import read_vectors
 from softtriple.errors import UserError
 from softtriple.metrics.clustering import ami, kmeans, nmi
 from softtriple.metrics.intervals import class_intervals
@@ -192,6 +194,22 @@ def _label_array(labels: Any, name: str) -> NDArray[Any]:
     if array.ndim != 1 or array.dtype.kind not in "iuU":
         raise UserError(f"{name}: expected one integer or string per vector, got {array.dtype} of shape {array.shape}")
     return array
+
+
+def evaluate_file(path: Path, gallery: Path | None = None, recall_at: Sequence[int] = (1, 2, 4, 8)) -> Report:
+    """The report of vectors and labels in a .npz or .parquet file, searched among themselves or in another file."""
+    queries, items = _read_embeddings(path), None if gallery is None else _read_embeddings(gallery)
+    if items is not None and queries.class_names != items.class_names:
+        raise UserError(
+            f"{gallery}: its class_names differ from those of {path}, so equal labels mean different classes"
+        )
+    return evaluate(queries, gallery=items, recall_at=recall_at)
+
+
+def _read_embeddings(path: Path) -> Embeddings:
+    content = read_vectors(path)
+    vectors, labels = torch.from_numpy(content.vectors), torch.from_numpy(content.labels)
+    return Embeddings(vectors, labels, class_names=content.class_names or ())
 
 
 class _Ranking(NamedTuple):

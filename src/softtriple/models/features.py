@@ -6,7 +6,6 @@ first stages run now or ran once: ``encoder.run_from(inputs, feed.first)`` serve
 
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -19,22 +18,20 @@ from torch import Tensor
 
 from softtriple import dist
 from softtriple.data import (
-    ImageArray,
     ImageCache,
     ImageFiles,
     Split,
-    Texts,
     Vectors,
     View,
     batches,
     cache_directory,
+    fingerprint,
     in_order,
     open_cache,
 )
-from softtriple.data.cache import fits, map_rows, mark_used, write_rows
+from softtriple.data.cache import cached, fits, map_rows, mark_used, write_rows
 from softtriple.data.sampling import stream
 from softtriple.errors import UserError
-from softtriple.files import appearing_file
 from softtriple.models.encoder import Encoder
 from softtriple.models.preprocess import Preprocess
 from softtriple.progress import Reporter
@@ -123,7 +120,7 @@ class Feeds:
         preprocess = self._encoder.preprocess
         if not isinstance(preprocess, Preprocess):
             return Reading()
-        view = View(size=preprocess.size, resize=preprocess.resize, augment=augment)
+        view = replace(preprocess.eval_view, augment=augment)
         return Reading(view, 0 if augment == "none" else self._seed, self._image_cache(split, view))
 
     def _image_cache(self, split: Split, view: View) -> ImageCache | None:
@@ -156,7 +153,14 @@ class Feeds:
             return None
         with dist.main_first(), self._reporter.task(f"features of frozen layers, {views} views") as update:
             return cached_feed(
-                self._encoder, split, reading, frozen=self.frozen, views=views, seed=self._seed, progress=update
+                self._encoder,
+                split,
+                reading,
+                frozen=self.frozen,
+                views=views,
+                seed=self._seed,
+                notify=self._reporter.note,
+                progress=update,
             )
 
 
@@ -192,6 +196,7 @@ def cached_feed(
     frozen: int,
     views: int,
     seed: int = 0,
+    notify: Callable[[str], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> Feed:
     """A feed of cached outputs of the first ``frozen`` stages, computed once for ``views`` views of each item.
@@ -200,22 +205,23 @@ def cached_feed(
     There is one file per view in the cache directory: an interrupted run continues where it stopped, and runs that
     differ only in what they do with the features share them.
     """
-    cached = []
+    rows = []
     for view, path in enumerate(_files(encoder, split, reading, frozen, views)):
-        if not path.exists():
-            with appearing_file(path) as temporary:
-                write_rows(temporary, len(split), _compute(encoder, split, reading, frozen, view, views, progress))
-        elif progress is not None:
-            progress((view + 1) * len(split), views * len(split))
-        cached.append(map_rows(path))
+
+        def write(file: Path, view: int = view) -> None:
+            write_rows(file, len(split), _compute(encoder, split, reading, frozen, view, views, progress))
+
+        rows.append(cached(path, write, map_rows, notify=notify))
         mark_used(path.parent)
+        if progress is not None:
+            progress((view + 1) * len(split), views * len(split))
     labels = torch.from_numpy(split.labels)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
         chosen = stream("view", seed, epoch).integers(views, size=len(split))
-        for rows in row_batches:
-            outputs = np.stack([cached[chosen[row]][row] for row in rows])
-            yield torch.from_numpy(outputs).float(), labels[rows]
+        for batch in row_batches:
+            outputs = np.stack([rows[chosen[row]][row] for row in batch])
+            yield torch.from_numpy(outputs).float(), labels[batch]
 
     return Feed(split.labels, draw, first=frozen)
 
@@ -323,15 +329,5 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
             for name, tensor in module.state_dict().items():
                 digest.update(name.encode())
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    match split.items:
-        case ImageFiles(paths):
-            for path in paths:
-                stat = Path(path).stat()
-                digest.update(os.fsencode(f"\n{Path(path).absolute()}\t{stat.st_size}\t{stat.st_mtime_ns}"))
-        case ImageArray(pixels):
-            digest.update(np.ascontiguousarray(pixels).tobytes())
-        case Texts(values):
-            digest.update("\0".join(values).encode("utf-8", "surrogatepass"))
-        case _:
-            raise ValueError("only images and texts have frozen stages whose outputs are worth caching")
+    digest.update(fingerprint(split.items).encode())
     return digest.hexdigest()[:16]

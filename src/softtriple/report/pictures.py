@@ -8,7 +8,7 @@ from jaxtyping import Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
-from softtriple.data import ImageArray, ImageFiles, Split, Texts, decode_image
+from softtriple.data import ImageArray, ImageFiles, ImageList, Split, Texts, decode_image
 from softtriple.data.images import center_crop, resize_short_side
 from softtriple.data.sampling import stream
 from softtriple.files import write_whole
@@ -34,7 +34,7 @@ def picture(split: Split, row: int) -> Picture:
         case ImageFiles(paths):
             image = center_crop(resize_short_side(decode_image(paths[row]), THUMBNAIL), THUMBNAIL)
             return np.asarray(image)
-        case ImageArray(pixels):
+        case ImageArray(pixels) | ImageList(pixels):
             return np.asarray(Image.fromarray(pixels[row]).convert("RGB"))
         case Texts(values):
             text = values[row]

@@ -21,7 +21,7 @@ from jaxtyping import Float32
 from PIL import Image
 
 from softtriple.config import Config
-from softtriple.data import Benchmark, ImageArray, ImageFiles, Items, Split, Texts
+from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Items, Split, Texts
 from softtriple.data.sampling import stream
 from softtriple.models import Encoder
 from softtriple.models.features import embed_feed
@@ -269,7 +269,7 @@ def _ids(items: Items, copies: Counter[str]) -> list[str]:
             names = [_whole_path(path) for path in paths]
         case Texts(values):
             names = [_hash(value.encode()) for value in values]
-        case ImageArray(array):
+        case ImageArray(array) | ImageList(array):
             names = [_hash(picture.tobytes()) for picture in array]
         case _:
             names = [_hash(vector.tobytes()) for vector in items.values]
@@ -286,7 +286,7 @@ def _items(split: Split, ids: Sequence[str], class_names: Sequence[str]) -> list
             sources = [_whole_path(path) for path in paths]
         case Texts(values):
             sources = list(values)
-        case ImageArray(array):
+        case ImageArray(array) | ImageList(array):
             sources = [_address(picture) for picture in array]
         case _:
             sources = [""] * len(split)

@@ -22,6 +22,7 @@ CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five imag
 # On a CPU all layers are trained if that takes no longer than this; otherwise only the head, on cached features.
 PATIENCE_SECONDS = 20 * 60
 
+CENTERS = "centers_per_class"
 CUSTOM = "module:"  # before the class of a backbone or loss that the caller passed, and only the caller can pass again
 
 

@@ -1,6 +1,7 @@
 """A run as a value: configuration, encoder, loss and report, just trained or loaded from its directory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,19 +17,25 @@ from softtriple.data import (
     Benchmark,
     ImageFiles,
     Split,
+    VectorFile,
+    absolute_spec,
     contiguous_labels,
     find_unreadable,
     hold_out_classes,
     load_benchmark,
+    write_vectors,
 )
 from softtriple.errors import UserError
+from softtriple.files import explained
 from softtriple.losses import Loss, as_loss, build_loss, has_option
 from softtriple.metrics import Embeddings, Report, evaluate
 from softtriple.models import Encoder
-from softtriple.models.features import Feeds, Rows, embed_together
+from softtriple.models.features import Feeds, Rows, check_items, embed_share, embed_together
 from softtriple.models.weights import read_tensors
 from softtriple.progress import Reporter
-from softtriple.training.auto import CUSTOM
+from softtriple.search import Hit, Store, catalog, open_store
+from softtriple.search.store import IndexKind
+from softtriple.training.auto import CENTERS, CUSTOM
 from softtriple.training.directory import RunDir
 
 QUIET = Reporter(quiet=True)
@@ -166,7 +173,8 @@ class Run:
     ) -> int:
         """Write the embeddings of all items of ``data`` to a .npz or .parquet file; returns how many there are."""
         out = Path(out)
-        check_vector_file(out)
+        if out.suffix not in (".npz", ".parquet"):
+            raise UserError(f"{out}: embeddings are written to .npz or .parquet, not to {out.suffix or 'a bare name'}")
         benchmark = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
         splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
         splits = [split for split in splits if len(split)]
@@ -189,11 +197,72 @@ class Run:
             write_vectors(out, content)
         return len(labels)
 
+    def index(
+        self,
+        data: "str | Benchmark",
+        store: str,
+        *,
+        part: catalog.Part = "all",
+        index: IndexKind = "auto",
+        again: bool = False,
+        settings: Sequence[str] = (),
+        on_error: str | None = None,
+    ) -> catalog.Indexed:
+        """Embed the items of ``data`` and put them into the store at the URI ``store``, which is created if missing."""
+        entries = self._entries(data, part, settings, on_error)
+        for entry in entries:
+            check_items(self.encoder, entry.split)  # before a store is created for items that do not fit
+        self.encoder.to(dist.device())
+        with self._store(store, create=True) as opened:
+            return catalog.index_items(self.encoder, entries, opened, self._reporter, index=index, again=again)
+
+    def delete(
+        self,
+        data: "str | Benchmark",
+        store: str,
+        *,
+        part: catalog.Part = "all",
+        settings: Sequence[str] = (),
+        on_error: str | None = None,
+    ) -> int:
+        """Remove the items of ``data`` from the store; returns how many were stored."""
+        entries = self._entries(data, part, settings, on_error)
+        with self._store(store) as opened:
+            return catalog.delete_items(entries, opened)
+
+    def search(
+        self, queries: Sequence[str], store: str, *, k: int = 10, classes: Sequence[str] = (), exact: bool = False
+    ) -> list[list[Hit]]:
+        """The stored items most similar to each query: an image file, a text, or ``row:N`` of the test items."""
+        rows = self.benchmark().test if any(map(catalog.is_row, queries)) else None
+        with self._store(store) as opened:
+            return catalog.search_store(self.encoder, queries, opened, rows=rows, k=k, classes=classes, exact=exact)
+
+    def check_recall(self, store: str) -> float:
+        """Share of the true 10 nearest neighbours that a search of the store finds."""
+        with self._store(store) as opened:
+            return catalog.check_recall(opened, self._reporter)
+
     def centers(self) -> Tensor | None:
         """The learned centres (classes, k, dim), or None if the loss has none."""
         parameters = dict(self.loss.named_parameters())
         centers = parameters.get("centers")
         return None if centers is None or centers.ndim != 3 else centers.detach().float()
+
+    def _entries(
+        self, data: "str | Benchmark", part: catalog.Part, settings: Sequence[str], on_error: str | None
+    ) -> list[catalog.Entries]:
+        if isinstance(data, str):
+            data = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
+        return catalog.benchmark_entries(data, part)
+
+    @contextmanager
+    def _store(self, uri: str, *, create: bool = False) -> Iterator[Store]:
+        store = open_store(uri, fingerprint=self.encoder.fingerprint(), dim=self.encoder.dim, create=create)
+        try:
+            yield store
+        finally:
+            store.close()
 
     @cached_property
     def _feeds(self) -> Feeds:
@@ -289,8 +358,8 @@ def accuracy(embeddings: Embeddings, trained: Sequence[str], get_loss: Callable[
 def build_configured_loss(config: Config, num_classes: int) -> Loss:
     """The loss that the resolved configuration describes."""
     options = dict(config.loss.options)
-    if has_option(config.loss.name, "centers_per_class"):
-        options.setdefault("centers_per_class", config.loss.centers_per_class)
+    if has_option(config.loss.name, CENTERS):
+        options.setdefault(CENTERS, config.loss.centers_per_class)
     assert config.model.dim != "auto"
     return build_loss(config.loss.name, num_classes, config.model.dim, **options)
 

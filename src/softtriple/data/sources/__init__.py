@@ -89,3 +89,19 @@ def find_loader(spec: str) -> tuple[Loader, tuple[Path, ...]]:
         case suffix:
             kinds = ", ".join((*table.SUFFIXES, ".npz"))
             raise UserError(f"{spec}: cannot read {suffix or 'a file without suffix'}; expected a folder or {kinds}")
+
+
+def absolute_spec(spec: str) -> str:
+    """``spec`` with an absolute path, which means the same in every directory.
+
+    Example:
+        >>> absolute_spec("glyphs"), absolute_spec("cub:/data/CUB_200_2011")
+        ('glyphs', 'cub:/data/CUB_200_2011')
+    """
+    if spec in EMBEDDED:
+        return spec
+    scheme, colon, rest = spec.partition(":")
+    if colon and scheme in SCHEMES:
+        return f"{scheme}:{Path(rest).expanduser().absolute()}" if rest else spec
+    path = Path(spec).expanduser()
+    return str(path.absolute()) if path.exists() else spec
