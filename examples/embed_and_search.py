@@ -12,7 +12,7 @@ from softtriple import Embeddings, Encoder, evaluate, nearest
 from softtriple.config import Config, with_settings
 from softtriple.data import load_benchmark
 from softtriple.progress import Reporter
-from softtriple.search.catalog import index_data, search
+from softtriple.training.indexing import index_data, search
 from softtriple.training.run import RunDir
 from softtriple.training.train import train
 

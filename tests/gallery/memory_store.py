@@ -41,6 +41,9 @@ class MemoryStore:
     def known(self, ids: Sequence[str]) -> dict[str, Item]:
         return {one: self._items[one].item for one in ids if one in self._items}
 
+    def with_content(self, contents: Sequence[str]) -> list[Item]:
+        return [stored.item for stored in self._items.values() if stored.item.content in contents]
+
     def scan(self, batch_size: int = 7) -> Iterator[tuple[list[Item], np.ndarray]]:
         stored = list(self._items.values())
         for start in range(0, len(stored), batch_size):

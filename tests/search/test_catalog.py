@@ -1,6 +1,7 @@
 """Indexing, searching and measuring a run: every kind of data, again, in parts, after a kill."""
 
 import base64
+import shutil
 import subprocess
 import sys
 from io import BytesIO
@@ -17,10 +18,11 @@ from softtriple.data.images import decode_image
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
 from softtriple.search import Hit, Item, catalog, nearest, open_store
-from softtriple.search.catalog import Indexed, check_recall, delete_data, embed_queries, fingerprint, index_data, search
+from softtriple.search.catalog import Indexed, embed_queries, fingerprint
 from softtriple.search.lance import LanceStore
-from softtriple.training.directory import RunDir
-from softtriple.training.train import train
+from softtriple.training.indexing import check_recall, delete_data, index_data, search
+from softtriple.training.run import RunDir
+from softtriple.training.train import load_data, train
 
 QUIET = Reporter(quiet=True)
 SMALL = ["train.epochs=1", "train.batch_size=16", "model.dim=6", "loss.centers_per_class=2"]
@@ -93,7 +95,7 @@ def test_image_files(image_run: Path, images: Path, uri: str) -> None:
 
 def test_search_is_nearest_among_embeddings(vector_run: Path, vectors: Path, uri: str) -> None:
     index_data(vector_run, Config(dataset=str(vectors)), uri, QUIET, part="test")
-    test = catalog.load_data(RunDir(vector_run).read_config(), QUIET).test
+    test = load_data(RunDir(vector_run).read_config(), QUIET).test
     assert isinstance(test.items, Vectors)
     embedded = torch.from_numpy(Encoder.load(vector_run).embed(test.items.values))
     found = search(vector_run, ["row:0", "row:5", "row:17"], uri, QUIET, k=7)
@@ -151,11 +153,45 @@ def test_new_classes_come_without_training_or_embedding_again(
     assert hits[0].item.class_name == "c"
 
 
+def test_moved_files_keep_their_vectors_and_do_not_double(
+    image_run: Path, images: Path, tmp_path: Path, uri: str, monkeypatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(images, first)
+    (first / "b" / "copy.png").write_bytes((first / "b" / "0.png").read_bytes())
+    index_data(image_run, Config(dataset=str(first)), uri, QUIET)
+    shutil.copytree(first, second)
+    copied = index_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    assert (copied.added, copied.moved, copied.items) == (11, 0, 22), "both are there"
+    delete_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    before = {Path(one).relative_to(first).as_posix() for one in stored(image_run, uri)}
+    shutil.rmtree(first)
+    monkeypatch.setattr(catalog, "_embed", None)  # nothing is embedded again
+    moved = index_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    assert moved == Indexed(added=0, updated=0, unchanged=0, items=11, classes=2, moved=11)
+    after = stored(image_run, uri)
+    assert {Path(one).relative_to(second).as_posix() for one in after} == before
+    assert all(item.source == one for one, item in after.items())
+    again = index_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    assert (again.unchanged, again.moved) == (11, 0)
+
+
+def test_a_split_needs_no_benchmark_and_no_run(image_run: Path, images: Path, uri: str) -> None:
+    encoder = Encoder.load(image_run)
+    paths = tuple(map(str, sorted(images.glob("d/*.png"))))
+    entries = catalog.split_entries(Split(ImageFiles(paths), np.zeros(5, dtype=np.int64)), ("unlabelled",))
+    store = open_store(uri, fingerprint=fingerprint(image_run / "encoder"), dim=encoder.dim, create=True)
+    assert catalog.index_items(encoder, [entries], store, QUIET).added == 5
+    ((hit, *_),) = catalog.search_store(encoder, [paths[2]], store, k=3)
+    assert (hit.item.source, hit.item.class_name) == (paths[2], "unlabelled")
+    assert catalog.delete_items([entries], store) == 5
+
+
 def test_pictures_in_memory_are_stored_whole() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (3, 20, 20), dtype=np.uint8)
     split = Split(ImageArray(pixels), np.array([0, 1, 1]))
     benchmark = Benchmark(name="drawn", class_names=("a", "b"), train=split, test=split)
-    (part, ids), _ = catalog._parts(benchmark, "all")
+    (part, ids, _), _ = catalog.benchmark_entries(benchmark)
     for item, drawn in zip(catalog._items(part, ids, benchmark.class_names), pixels, strict=True):
         start, content = item.source.split(",")
         assert start == "data:image/png;base64"
@@ -167,10 +203,10 @@ def test_ids_of_texts_depend_on_the_text_alone() -> None:
     split = Split(Texts(("one", "two", "one")), np.array([0, 1, 1]))
     other = Split(Texts(("two", "one")), np.array([1, 0]))
     benchmark = Benchmark(name="texts", class_names=("a", "b"), train=split, test=other)
-    (first, ids), (_, more) = catalog._parts(benchmark, "all")
+    (first, ids, _), (_, more, _) = catalog.benchmark_entries(benchmark)
     assert ids[2] == f"{ids[0]}#2"
     assert more == [f"{ids[1]}#2", f"{ids[0]}#3"]
-    assert catalog._parts(benchmark, "test")[0][1] == more, "and not on which halves are asked for"
+    assert catalog.benchmark_entries(benchmark, "test")[0].ids == more, "and not on which halves are asked for"
     assert [item.source for item in catalog._items(first, ids, benchmark.class_names)] == ["one", "two", "one"]
 
 
@@ -182,6 +218,7 @@ from softtriple.search import catalog
 from softtriple.config import Config
 from softtriple.progress import Reporter
 from softtriple.search.lance import LanceStore
+from softtriple.training.indexing import index_data
 
 put, left = LanceStore.put, [1, 1, 1]
 
@@ -190,7 +227,7 @@ def put_or_die(self, *given):
     put(self, *given)
 
 catalog.ITEMS_AT_ONCE, LanceStore.put = 8, put_or_die
-catalog.index_data(Path(sys.argv[1]), Config(dataset=sys.argv[2]), sys.argv[3], Reporter(quiet=True))
+index_data(Path(sys.argv[1]), Config(dataset=sys.argv[2]), sys.argv[3], Reporter(quiet=True))
 """
 
 
@@ -271,12 +308,12 @@ def test_a_file_name_that_is_not_unicode() -> None:
     split = Split(ImageFiles(("/pictures/\udcff.png",)), np.array([0]))
     benchmark = Benchmark(name="odd", class_names=("a",), train=split, test=split)
     with pytest.raises(ValueError, match="the name is not Unicode"):
-        catalog._parts(benchmark, "all")
+        catalog.benchmark_entries(benchmark)
 
 
 def test_a_query_is_seen_as_in_evaluation(image_run: Path, images: Path) -> None:
     encoder, path = Encoder.load(image_run), images / "b" / "0.png"
-    from_file = embed_queries(encoder, RunDir(image_run), [str(path)], QUIET)
+    from_file = embed_queries(encoder, [str(path)])
     np.testing.assert_array_equal(from_file, encoder.embed(decode_image(str(path))))
 
 

@@ -45,7 +45,8 @@ def use(monkeypatch, coarse):
     search, tiled = knn.top_rows, knn._tiled_candidates
 
     def flat_by_tiles(queries, gallery, width, own):
-        return tiled(tiles(queries, gallery, 1 << 20, own=own), queries, width)
+        last = torch.full((len(queries), 1), width - 1)
+        return tiled(tiles(queries, gallery, 1 << 20, own=own), queries, last, width)
 
     def forced(*arguments, **options):
         return search(*arguments, **{"coarse": coarse or None, **options})

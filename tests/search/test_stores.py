@@ -1,10 +1,13 @@
 """One contract for every store: LanceDB and Milvus Lite, for real, against `nearest` and a dictionary."""
 
 import doctest
+import hashlib
 import itertools
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +16,8 @@ import pytest
 import torch
 from pymilvus import MilvusException
 
-from softtriple.search import Hit, Item, Store, lance, milvus, nearest, open_store, store
+from softtriple.errors import UserError
+from softtriple.search import Hit, Item, Store, backend, lance, milvus, nearest, open_store, store
 
 DIM = 12
 # Names that mean something in SQL, in Milvus' expressions, in Python or in JSON.
@@ -91,7 +95,7 @@ def assert_nearest(found: list[list[Hit]], items: list[Item], vectors: np.ndarra
         for hit in hits:
             row = row_of[hit.item.id]
             assert hit.item == items[row]
-            assert hit.score == pytest.approx(float(query.astype(np.float64) @ vectors[row]), abs=1e-7)
+            assert hit.score == pytest.approx(min(1.0, float(query.astype(np.float64) @ vectors[row])), abs=1e-7)
 
 
 def test_what_is_put_is_there(empty: Store, uri: str) -> None:
@@ -309,10 +313,10 @@ def test_another_run_is_refused(empty: Store, uri: str) -> None:
 
 
 def test_a_store_that_is_not_there(uri: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no store here; make it with softtriple index"):
+    with pytest.raises(FileNotFoundError, match=r"there is no store here; create it with softtriple index"):
         open_store(uri, fingerprint="abc")
     assert not Path(uri).exists(), "asking makes nothing"
-    with pytest.raises(ValueError, match="a new store needs to know how many numbers"):
+    with pytest.raises(ValueError, match="a new store needs dim"):
         open_store(uri, fingerprint="abc", create=True)
 
 
@@ -383,5 +387,131 @@ def test_a_missing_extra(monkeypatch: pytest.MonkeyPatch, module: str, uri: str,
         open_store(uri, fingerprint="abc", dim=3, create=True)
 
 
+def test_an_import_error_inside_an_installed_package_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "softtriple.search.lance", raising=False)
+    monkeypatch.delattr("softtriple.search.lance", raising=False)
+    monkeypatch.setitem(sys.modules, "lancedb.index", None)
+    with pytest.raises(ImportError, match=r"lancedb\.index") as caught:
+        open_store("folder", fingerprint="abc", dim=3, create=True)
+    assert not isinstance(caught.value, store.MissingPackageError)
+
+
+def test_items_are_found_by_their_content(empty: Store) -> None:
+    contents = [hashlib.sha256(bytes([n % 4])).hexdigest() for n in range(8)]
+    items = [replace(item, content=content) for item, content in zip(some_items(8), contents, strict=True)]
+    empty.put([*items, Item("bare", 0, "a", "")], unit(9))
+    assert empty.known([items[2].id]) == {items[2].id: items[2]}
+    found = empty.with_content([contents[1], contents[3], "0" * 64, "' or 1=1 --", '"] or label >= 0'])
+    assert sorted(item.id for item in found) == [items[n].id for n in (1, 3, 5, 7)]
+    assert empty.with_content([]) == []
+
+
+def test_a_lance_store_without_contents_keeps_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri, schema = str(tmp_path / "old"), lance._schema
+    with monkeypatch.context() as patch:
+        patch.setattr(lance, "_schema", lambda *given: schema(*given).remove(schema(*given).get_field_index("content")))
+        open_store(uri, fingerprint="abc", dim=DIM, create=True).put(some_items(5), unit(5))
+    opened = open_store(uri, fingerprint="abc")
+    opened.put([replace(some_items(6)[5], content="1" * 64)], unit(6)[5:])
+    opened.build_index("approximate")
+    assert contents(opened) == expected(some_items(6), unit(6))
+    assert opened.with_content(["1" * 64]) == []
+
+
+def test_a_milvus_store_without_contents_keeps_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = str(tmp_path / "old.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(milvus, "TEXTS", ["id", "class_name", "source"])
+        first = open_store(uri, fingerprint="abc", dim=DIM, create=True)
+        first.put(some_items(5), unit(5))
+        first.close()
+    opened = open_store(uri, fingerprint="abc")
+    opened.put([replace(some_items(6)[5], content="1" * 64)], unit(6)[5:])
+    assert contents(opened) == expected(some_items(6), unit(6))
+    assert opened.with_content(["1" * 64]) == []
+    opened.close()
+
+
+WRITER = """
+import sys
+from tests.search.test_stores import DIM, some_items, unit
+from softtriple.search import open_store
+
+store = open_store(sys.argv[1], fingerprint="abc", dim=DIM, create=True)
+print(flush=True)
+sys.stdin.readline()
+for start in range(0, 80, 10):
+    store.put(some_items(80)[start : start + 10], unit(80)[start : start + 10])
+"""
+
+
+def test_two_processes_that_write_the_same_items_store_them_once(tmp_path: Path) -> None:
+    uri = str(tmp_path / "store")
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+    for writer in writers:
+        writer.communicate("go\n")
+        assert writer.returncode == 0
+    assert contents(open_store(uri, fingerprint="abc")) == expected(some_items(80), unit(80))
+
+
+def test_duplicates_are_removed_by_the_next_indexing(tmp_path: Path) -> None:
+    opened = open_store(str(tmp_path / "store"), fingerprint="abc", dim=DIM, create=True)
+    assert isinstance(opened, lance.LanceStore)
+    opened.put(some_items(30), unit(30))
+    opened._table.add(opened._table.search().where("label < 2").limit(100).to_arrow())
+    assert opened.count() == 42
+    opened.build_index()
+    assert contents(opened) == expected(some_items(30), unit(30))
+
+
+def test_conflicts_of_writers_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_store(str(tmp_path / "store"), fingerprint="abc", dim=DIM, create=True)
+    assert isinstance(opened, lance.LanceStore)
+    waits: list[float] = []
+    monkeypatch.setattr(lance.time, "sleep", waits.append)
+    failures = [RuntimeError("Retryable commit conflict for version 3")] * 2
+
+    def write() -> str:
+        if failures:
+            raise failures.pop()
+        return "written"
+
+    assert opened._write(write) == "written"
+    assert len(waits) == 2
+    failures = [RuntimeError("conflict")] * lance.ATTEMPTS
+    with pytest.raises(UserError, match=r"store: conflict"):
+        opened._write(write)
+    failures = [RuntimeError("disk on fire")] * 2
+    with pytest.raises(UserError, match="disk on fire"):
+        opened._write(write)
+    assert len(failures) == 1, "not retried"
+
+
+def test_a_panic_inside_lancedb_names_the_store(empty: Store, uri: str) -> None:
+    class PanicException(BaseException):  # as pyo3 raises them: no Exception
+        pass
+
+    with pytest.raises(UserError, match=f"{uri}: .*index out of bounds"), lance._named(uri):
+        raise PanicException("index out of bounds\nnote: run with RUST_BACKTRACE=1")
+    with pytest.raises(KeyboardInterrupt), lance._named(uri):
+        raise KeyboardInterrupt
+
+
+def test_a_damaged_file_names_the_store(tmp_path: Path) -> None:
+    uri = str(tmp_path / "store")
+    opened = open_store(uri, fingerprint="abc", dim=DIM, create=True)
+    opened.put(some_items(30), unit(30))
+    (data,) = Path(uri).glob("*.lance/data/*")
+    data.write_bytes(data.read_bytes()[:40])
+    with pytest.raises(UserError, match=uri):
+        list(open_store(uri, fingerprint="abc").scan())
+
+
 def test_docstrings() -> None:
-    assert doctest.testmod(store).failed == 0
+    assert doctest.testmod(backend).failed == 0

@@ -1,168 +1,185 @@
-"""A run and its store: index data, search them, and measure what an approximate index misses.
+"""Index data into a store, search it, and measure what an approximate index misses.
 
 Nothing here trains: items and classes that the encoder has never seen are embedded and added like any others.
 """
 
 import base64
 import hashlib
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from PIL import Image
 
-from softtriple.config import Config
 from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Items, Split, Texts
 from softtriple.data.sampling import stream
+from softtriple.errors import UserError, did_you_mean
 from softtriple.models import Encoder
-from softtriple.models.features import embed_feed
+from softtriple.models.features import Feeds, check_items, embed_feed
 from softtriple.progress import Reporter, one_line
-from softtriple.search import Hit, Item, Store, nearest, open_store
-from softtriple.search.store import IndexKind
-from softtriple.training.directory import RunDir
-from softtriple.training.inference import still_feed
-from softtriple.training.train import load_data
+from softtriple.search.knn import nearest
+from softtriple.search.store import Hit, IndexKind, Item, Store
 
 Part = Literal["all", "train", "test"]
 
-# Items that are embedded and then written together: what a kill can lose.
+# Items that are embedded and then written together: the most that a kill can lose.
 ITEMS_AT_ONCE = 512
-# Stored vectors by which `check_recall` measures, and how many neighbours of each.
+# Stored vectors by which `check_recall` measures, and the number of neighbours of each.
 CHECKED_QUERIES = 200
 CHECKED_NEIGHBORS = 10
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """What indexing did: how many items were embedded, changed in class or source only, or were stored as they are."""
+    """What indexing did with the items, and what the store holds now."""
 
-    added: int
-    updated: int
+    added: int  # embedded
+    updated: int  # stored already, with another class or source
     unchanged: int
     items: int  # in the store now
     classes: int
+    moved: int = 0  # image files known by their content, under a path that no longer exists
 
 
-def fingerprint(run: Path) -> str:
-    """What tells the encoder of a run from any other: a hash of its weights and its description."""
-    folder = RunDir(run).encoder
-    weights, description = folder / "model.safetensors", folder / "encoder.json"
-    for file in (weights, description):
-        if not file.is_file():
-            raise FileNotFoundError(f"{folder}: no encoder here, {file.name} is missing")
-    try:
-        described = json.loads(description.read_text(encoding="utf-8"))
-        # Not the version that wrote the file, and not the class names: they change no vector.
-        told = json.dumps([described["config"], described["preprocess"]], sort_keys=True)
-    except (ValueError, LookupError, TypeError) as error:
-        raise ValueError(f"{description}: not the description of an encoder ({error})") from error
-    with weights.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256")
-    digest.update(told.encode())
-    return digest.hexdigest()[:16]
+class Entries(NamedTuple):
+    """Items to index: a split, the id of each of its items, and the class names that its labels index."""
+
+    split: Split
+    ids: list[str]
+    class_names: Sequence[str]
 
 
-def index_data(
-    run: Path,
-    data: Config,
-    uri: str,
+def split_entries(split: Split, class_names: Sequence[str]) -> Entries:
+    """The entries of a single split."""
+    return Entries(split, _ids(split.items, Counter()), class_names)
+
+
+def benchmark_entries(benchmark: Benchmark, part: Part = "all") -> list[Entries]:
+    """The entries of the splits that ``part`` names; "test" includes the gallery that test items search."""
+    splits = {"train": benchmark.train, "test": benchmark.test, "gallery": benchmark.gallery}
+    copies: Counter[str] = Counter()  # over all splits, so that an id does not depend on ``part``
+    named = {
+        name: Entries(split, _ids(split.items, copies), benchmark.class_names)
+        for name, split in splits.items()
+        if split is not None
+    }
+    wanted = {"all": ("train", "test", "gallery"), "train": ("train",), "test": ("test", "gallery")}[part]
+    return [named[name] for name in wanted if name in named]
+
+
+def index_items(
+    encoder: Encoder,
+    entries: Sequence[Entries],
+    store: Store,
     reporter: Reporter,
     *,
-    part: Part = "all",
     index: IndexKind = "auto",
     again: bool = False,
 ) -> Indexed:
-    """Embed the items that ``data`` names and put them into the store at ``uri``, which is made if it is not there.
+    """Embed items and put them into ``store``, then build its index.
 
-    Items that are stored already are not embedded again, so that a run that was stopped continues; ``again`` embeds
-    them anew, for files whose content has changed.
+    Items that are already stored are not embedded again, so an interrupted run continues; ``again`` embeds them anew,
+    for files whose content has changed. An image file that was stored under a path that no longer exists, and is
+    recognised by its content, moves to its new path.
     """
-    encoder = Encoder.load(run).to("cuda" if torch.cuda.is_available() else "cpu")
-    benchmark = load_data(data, reporter)
-    still_feed(encoder, benchmark.train)  # refuses data that the encoder cannot take, before a store is made for them
-    parts = _parts(benchmark, part)
-    total = sum(len(ids) for _, ids in parts)
+    for part in entries:
+        check_items(encoder, part.split)
+    total = sum(len(part.ids) for part in entries)
+    may_have_moved = store.count() > 0 and not again
     done: Counter[str] = Counter()
-    with _opened(run, uri, dim=encoder.dim, create=True) as store, reporter.task("indexing") as update:
-        for split, ids in _chunks(parts):
-            items = _items(split, ids, benchmark.class_names)
+    with reporter.task("indexing") as update:
+        for split, ids, class_names in _chunks(entries):
+            items = _items(split, ids, class_names)
             known = {} if again else store.known(ids)
             new = [row for row, item in enumerate(items) if item.id not in known]
-            moved = [item for item in items if item.id in known and known[item.id] != item]
-            if moved:
-                store.put(moved, np.stack([stored.vector for stored in store.get([item.id for item in moved])]))
-            if new:
-                vectors = _embed(encoder, split.take(np.array(new)))
-                store.put([items[row] for row in new], vectors)
+            changed = [
+                replace(item, content=known[item.id].content)
+                for item in items
+                if item.id in known and known[item.id] != replace(item, content=known[item.id].content)
+            ]
+            if changed:
+                store.put(changed, np.stack([stored.vector for stored in store.get([item.id for item in changed])]))
+            fresh = _with_contents(split, new, items)
+            moved = _move(store, fresh) if may_have_moved else set()
+            embedded = [row for row, item in zip(new, fresh, strict=True) if item.id not in moved]
+            if embedded:
+                vectors = _embed(encoder, split.take(np.array(embedded)))
+                store.put([item for item in fresh if item.id not in moved], vectors)
                 done["zeros"] += int((~vectors.any(axis=1)).sum())
-            done.update(added=len(new), updated=len(moved), unchanged=len(items) - len(new) - len(moved))
-            update(done["added"] + done["updated"] + done["unchanged"], total)
-        store.build_index(index)
-        if done["zeros"]:
-            reporter.note(f"{done['zeros']} items have a vector of zeros, and similarity 0 to everything")
-        return Indexed(done["added"], done["updated"], done["unchanged"], store.count(), len(store.classes()))
+            done.update(added=len(embedded), moved=len(moved), updated=len(changed))
+            done["unchanged"] += len(items) - len(new) - len(changed)
+            update(done["added"] + done["moved"] + done["updated"] + done["unchanged"], total)
+    store.build_index(index)
+    if done["zeros"]:
+        reporter.note(f"{done['zeros']} items have a zero vector, and similarity 0 to everything")
+    return Indexed(
+        added=done["added"],
+        updated=done["updated"],
+        unchanged=done["unchanged"],
+        items=store.count(),
+        classes=len(store.classes()),
+        moved=done["moved"],
+    )
 
 
-def delete_data(run: Path, data: Config, uri: str, reporter: Reporter, *, part: Part = "all") -> int:
-    """Remove the items that ``data`` names from the store; returns how many were there."""
-    parts = _parts(load_data(data, reporter), part)
-    with _opened(run, uri) as store:
-        deleted = sum(store.delete(ids) for _, ids in parts)
-        store.build_index()  # for what is left
-        return deleted
+def delete_items(entries: Sequence[Entries], store: Store) -> int:
+    """Remove items from ``store`` and index what is left; returns how many were stored."""
+    deleted = sum(store.delete(part.ids) for part in entries)
+    store.build_index()
+    return deleted
 
 
-def search(
-    run: Path,
+def search_store(
+    encoder: Encoder,
     queries: Sequence[str],
-    uri: str,
-    reporter: Reporter,
+    store: Store,
     *,
+    rows: Split | None = None,
     k: int = 10,
     classes: Sequence[str] = (),
     exact: bool = False,
 ) -> list[list[Hit]]:
-    """The stored items most similar to each query: an image file, a text, or ``row:N`` of the run's test items."""
-    with _opened(run, uri) as store:
-        held = store.classes() if classes else {}
-        if unknown := [name for name in classes if name not in held]:
-            raise ValueError(f"{uri}: there is no class {', '.join(map(repr, unknown))} in the store")
-        encoder = Encoder.load(run)
-        vectors = embed_queries(encoder, RunDir(run), queries, reporter)
-        return store.search(vectors, k, classes=classes, exact=exact)
+    """The stored items most similar to each query: an image file, a text, or ``row:N`` of the items in ``rows``."""
+    held = store.classes() if classes else {}
+    if unknown := [name for name in classes if name not in held]:
+        raise UserError(
+            f"there is no class {', '.join(map(repr, unknown))} in the store; {did_you_mean(unknown[0], held)}"
+        )
+    return store.search(embed_queries(encoder, queries, rows), k, classes=classes, exact=exact)
+
+
+def is_row(query: str) -> bool:
+    """Whether ``query`` names an item by its row, as in ``row:17``."""
+    return re.fullmatch(r"row:\d+", query) is not None
 
 
 def embed_queries(
-    encoder: Encoder, run: RunDir, queries: Sequence[str], reporter: Reporter
+    encoder: Encoder, queries: Sequence[str], rows: Split | None = None
 ) -> Float32[np.ndarray, "queries dim"]:
-    """The unit vector of each query, as `search` takes them."""
-    rows = {query: int(query.removeprefix("row:")) for query in queries if re.fullmatch(r"row:\d+", query)}
-    test = load_data(run.read_config(), reporter).test if rows else None
-    found = []
+    """The unit vector of each query, as `search_store` takes them."""
+    vectors = []
     for query in queries:
-        if query in rows:
-            assert test is not None
-            if rows[query] >= len(test):
-                raise ValueError(f"{query}: the run has {len(test)} test items, row:0 to row:{len(test) - 1}")
-            found.append(_embed(encoder, test.take(np.array([rows[query]]))))
+        if is_row(query) and rows is not None:
+            row = int(query.removeprefix("row:"))
+            if row >= len(rows):
+                raise UserError(f"{query}: the run has {len(rows)} test items, row:0 to row:{len(rows) - 1}")
+            vectors.append(_embed(encoder, rows.take(np.array([row]))))
         elif encoder.takes == "vector":
-            raise ValueError(f"{query}: the encoder takes vectors, no images or texts; ask by row:N of its test items")
+            raise UserError(f"{query}: the encoder takes vectors, not images or texts; use row:N of the test items")
         else:
-            found.append(encoder.embed([query]))
-    return np.concatenate(found)
+            vectors.append(encoder.embed([query]))
+    return np.concatenate(vectors)
 
 
 def table(query: str, hits: Sequence[Hit]) -> str:
-    """What was found for ``query``, a line each: rank, score, class, and the path or text."""
+    """The hits of ``query``, one per line: rank, score, class, and the path or text."""
     if not hits:
         return f"{one_line(query)}: nothing found"
     names = [one_line(hit.item.class_name) for hit in hits]
@@ -175,27 +192,31 @@ def table(query: str, hits: Sequence[Hit]) -> str:
     return "\n".join(lines)
 
 
-def answers(queries: Sequence[str], found: Sequence[Sequence[Hit]]) -> dict[str, Any]:
-    """What was found for each query, as JSON takes it."""
-    told = [[{**asdict(hit.item), "score": hit.score} for hit in hits] for hits in found]
-    return {"queries": [{"query": query, "hits": hits} for query, hits in zip(queries, told, strict=True)]}
+def answers(queries: Sequence[str], results: Sequence[Sequence[Hit]]) -> dict[str, Any]:
+    """The hits of each query as JSON."""
+    listed = [
+        [
+            {**{name: value for name, value in asdict(hit.item).items() if name != "content"}, "score": hit.score}
+            for hit in hits
+        ]
+        for hits in results
+    ]
+    return {"queries": [{"query": query, "hits": hits} for query, hits in zip(queries, listed, strict=True)]}
 
 
-def check_recall(run: Path, uri: str, reporter: Reporter) -> float:
+def check_recall(store: Store, reporter: Reporter) -> float:
     """Share of the true 10 nearest neighbours that a search finds, over a sample of the stored vectors.
 
-    The truth is `nearest` over everything stored. A query is not its own neighbour, and one as similar as the tenth
-    counts as true, whichever of them `nearest` named.
+    The truth is `nearest` over everything stored. A query is not its own neighbour, and any item as similar as the
+    tenth counts as true.
     """
-    with _opened(run, uri) as store:
-        ids, queries = _sample(store, CHECKED_QUERIES)
-        if len(ids) < 2:
-            raise ValueError(f"{uri}: the store has {store.count()} items; recall needs at least two")
-        depth = min(CHECKED_NEIGHBORS, store.count() - 1)
-        truth = _tenth_scores(store, queries, depth, reporter)
-        found = store.search(queries, depth + 1)
+    ids, queries = _sample(store, CHECKED_QUERIES)
+    if len(ids) < 2:
+        raise UserError(f"the store has {store.count()} items; measuring recall needs at least two")
+    depth = min(CHECKED_NEIGHBORS, store.count() - 1)
+    truth = _tenth_scores(store, queries, depth, reporter)
     right = 0
-    for own, hits, tenth in zip(ids, found, truth, strict=True):
+    for own, hits, tenth in zip(ids, store.search(queries, depth + 1), truth, strict=True):
         others = [hit for hit in hits if hit.item.id != own][:depth]
         right += sum(hit.score >= tenth for hit in others)
     return right / (depth * len(ids))
@@ -204,7 +225,7 @@ def check_recall(run: Path, uri: str, reporter: Reporter) -> float:
 def _tenth_scores(
     store: Store, queries: Float32[np.ndarray, "queries dim"], depth: int, reporter: Reporter
 ) -> list[float]:
-    """How similar the ``depth``-th neighbour of each stored query is, the query itself left out."""
+    """Similarity of the ``depth``-th neighbour of each stored query, not counting the query itself."""
     asked, best = torch.from_numpy(queries), torch.empty(len(queries), 0)
     with reporter.task("exact neighbours") as update:
         seen, total = 0, store.count()
@@ -220,46 +241,51 @@ def _tenth_scores(
 def _sample(store: Store, most: int) -> tuple[list[str], Float32[np.ndarray, "queries dim"]]:
     total = store.count()
     chosen = np.sort(stream("checked queries", 0).permutation(total)[:most])
-    ids, found, start = [], [np.empty((0, store.dim), dtype=np.float32)], 0
+    ids, parts, start = [], [np.empty((0, store.dim), dtype=np.float32)], 0
     for items, vectors in store.scan():
         here = chosen[(chosen >= start) & (chosen < start + len(items))] - start
         ids += [items[row].id for row in here]
-        found.append(vectors[here])
+        parts.append(vectors[here])
         start += len(items)
-    return ids, np.concatenate(found)
-
-
-@contextmanager
-def _opened(run: Path, uri: str, *, dim: int | None = None, create: bool = False) -> Iterator[Store]:
-    store = open_store(uri, fingerprint=fingerprint(run), dim=dim, create=create)
-    try:
-        yield store
-    finally:
-        store.close()
+    return ids, np.concatenate(parts)
 
 
 def _embed(encoder: Encoder, split: Split) -> Float32[np.ndarray, "items dim"]:
     device = next(encoder.parameters()).device
-    return embed_feed(encoder, still_feed(encoder, split), device=device).numpy()
+    feed = Feeds(encoder, reporter=Reporter(quiet=True)).evaluation(split)
+    return embed_feed(encoder, feed, device=device).numpy()
 
 
 # From data to items.
 
 
-def _parts(benchmark: Benchmark, part: Part) -> list[tuple[Split, list[str]]]:
-    """The splits that ``part`` names, a gallery with the test items that search it, and the ids of their items."""
-    splits = {"train": benchmark.train, "test": benchmark.test, "gallery": benchmark.gallery}
-    copies: Counter[str] = Counter()  # over all splits, so that an id does not depend on which of them are indexed
-    named = {name: (split, _ids(split.items, copies)) for name, split in splits.items() if split is not None}
-    wanted = {"all": ("train", "test", "gallery"), "train": ("train",), "test": ("test", "gallery")}[part]
-    return [named[name] for name in wanted if name in named]
-
-
-def _chunks(parts: list[tuple[Split, list[str]]]) -> Iterator[tuple[Split, list[str]]]:
-    for split, ids in parts:
+def _chunks(entries: Sequence[Entries]) -> Iterator[Entries]:
+    for split, ids, class_names in entries:
         for start in range(0, len(ids), ITEMS_AT_ONCE):
             rows = np.arange(start, min(start + ITEMS_AT_ONCE, len(ids)))
-            yield split.take(rows), ids[start : start + ITEMS_AT_ONCE]
+            yield Entries(split.take(rows), ids[start : start + ITEMS_AT_ONCE], class_names)
+
+
+def _with_contents(split: Split, rows: Sequence[int], items: Sequence[Item]) -> list[Item]:
+    """The items of ``rows``, with the hash of their content if they are files."""
+    if not isinstance(split.items, ImageFiles):
+        return [items[row] for row in rows]
+    return [replace(items[row], content=_file_hash(split.items.paths[row])) for row in rows]
+
+
+def _move(store: Store, items: Sequence[Item]) -> set[str]:
+    """Give ``items`` whose content is stored under a path that no longer exists their new ids, which are returned."""
+    stored = store.with_content([item.content for item in items if item.content])
+    gone: dict[str, list[str]] = {}
+    for old in stored:
+        if not Path(old.source).exists():
+            gone.setdefault(old.content, []).append(old.id)
+    pairs = [(item, gone[item.content].pop()) for item in items if gone.get(item.content)]
+    if pairs:
+        vectors = np.stack([one.vector for one in store.get([old for _, old in pairs])])
+        store.put([item for item, _ in pairs], vectors)
+        store.delete([old for _, old in pairs])
+    return {item.id for item, _ in pairs}
 
 
 def _ids(items: Items, copies: Counter[str]) -> list[str]:
@@ -273,11 +299,11 @@ def _ids(items: Items, copies: Counter[str]) -> list[str]:
             names = [_hash(picture.tobytes()) for picture in array]
         case _:
             names = [_hash(vector.tobytes()) for vector in items.values]
-    found = []
+    ids = []
     for name in names:
         copies[name] += 1
-        found.append(name if copies[name] == 1 else f"{name}#{copies[name]}")
-    return found
+        ids.append(name if copies[name] == 1 else f"{name}#{copies[name]}")
+    return ids
 
 
 def _items(split: Split, ids: Sequence[str], class_names: Sequence[str]) -> list[Item]:
@@ -297,17 +323,19 @@ def _items(split: Split, ids: Sequence[str], class_names: Sequence[str]) -> list
 
 
 def _whole_path(path: str) -> str:
-    """The path from the root, which means the same in every folder that softtriple is started in."""
+    """The absolute path, which does not depend on the working directory."""
     whole = str(Path(path).absolute())  # resolve() raises on a loop of links
     try:
         whole.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"{path!r}: the name is not Unicode, so that no store can keep it; rename the file") from error
+        raise UserError(
+            f"{path!r}: the name is not Unicode, and a store can only hold Unicode; rename the file"
+        ) from error
     return whole
 
 
 def _address(picture: np.ndarray) -> str:
-    """A small image in memory as a ``data:`` address: the store is then all that a gallery needs to show it."""
+    """A small image in memory as a ``data:`` URI, so that a gallery needs nothing but the store to show it."""
     file = BytesIO()
     Image.fromarray(picture).save(file, format="PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -315,3 +343,8 @@ def _address(picture: np.ndarray) -> str:
 
 def _hash(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()[:32]}"
+
+
+def _file_hash(path: str) -> str:
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -42,7 +42,7 @@ from softtriple.errors import UserError
 # Candidates beyond k. Float32 rarely misplaces a row by more than one or two places. Bfloat16 left 0.2 % of the queries
 # unsettled at the size of Stanford Online Products.
 SPARE = 3
-COARSE_SPARE = 16
+COARSE_SPARE = 12
 # Memory per candidate while it is scored and sorted, approximately.
 CANDIDATE_BYTES = 100
 # Large enough for a product at full speed, small enough that a tile stays in cache for its readers.
@@ -168,21 +168,24 @@ def top_rows(
     if coarse is None:
         coarse = few and coarse_pays(queries, gallery)
     margin = Margin.of(queries, gallery, coarse=coarse)
-    width = min(k + (COARSE_SPARE if coarse else SPARE), available)
+    spare = COARSE_SPARE if coarse else SPARE
+    width = min(k + spare, available)
     if width == 0:
         return Neighbors(depth.new_empty(len(queries), 0), queries.new_empty(len(queries), 0).double())
+    last = (depth + spare - 1).clamp(max=width - 1)[:, None]  # column of the last candidate that a query needs
     among = own is not None and len(queries) == len(gallery)  # half of the products will do
     if queries.device.type == "cpu" and not coarse and not (few and among):
         values, found = _flat_candidates(queries, gallery, width, own)
     else:
         drawn = tiles(queries, None if among else gallery, memory_budget // 2, own=own, coarse=coarse)
-        values, found = _tiled_candidates(drawn, queries, width)
+        values, found = _tiled_candidates(drawn, queries, last, width)
     owners = torch.arange(len(found), device=found.device).repeat_interleave(width)
     scores = exact_pairs(queries, gallery, owners, found.flatten(), memory_budget).view(found.shape)
     rows, scores = _sorted_by_score(found if ids is None else ids[found], scores)
     if k and width < available:
         needed = scores.gather(1, (depth - 1).clamp(min=0)[:, None])[:, 0]
-        unsettled = ((values[:, -1] >= margin.below(needed)) & (depth > 0)).nonzero()[:, 0]
+        excluded = values.gather(1, last)[:, 0]
+        unsettled = ((excluded >= margin.below(needed)) & (depth > 0)).nonzero()[:, 0]
         if coarse and len(unsettled):
             itself = None if own is None else own[unsettled]
             again = top_rows(
@@ -354,15 +357,15 @@ def _flat_candidates(
 
 
 def _tiled_candidates(
-    drawn: Iterator[Tile], queries: Float[Tensor, "queries dim"], width: int
+    drawn: Iterator[Tile], queries: Float[Tensor, "queries dim"], last: Int[Tensor, "queries 1"], width: int
 ) -> tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]:
-    """The best ``width`` products of each query and their rows, best first."""
+    """The best products of each query and their rows, best first, at least as far as column ``last``."""
     best = queries.new_full((len(queries), width), -torch.inf)
     best_rows = torch.zeros(len(queries), width, dtype=torch.int64, device=queries.device)
     for tile in drawn:
         values, rows = best[tile.rows], best_rows[tile.rows]
         # Reading a row's maximum is far cheaper than selecting from it, and most rows have nothing new to offer.
-        hot = (tile.values.amax(dim=1) > values[:, -1]).nonzero()[:, 0]
+        hot = (tile.values.amax(dim=1, keepdim=True) > values.gather(1, last[tile.rows])).nonzero()[:, 0]
         found = take_rows(tile.values, hot).contiguous().topk(min(width, tile.values.shape[1]), dim=1)
         merged_rows = torch.cat([rows[hot], found.indices + tile.cols.start], dim=1)
         values[hot], kept = torch.cat([values[hot], found.values], dim=1).topk(width, dim=1)

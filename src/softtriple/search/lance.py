@@ -1,74 +1,67 @@
-"""A store in LanceDB: a folder of columnar files, on this machine or in a bucket, without a server."""
+"""A store in LanceDB: a folder of columnar files, on this machine or in a bucket, without a server.
 
+LanceDB does not serialise concurrent upserts: two processes that write the same ids at once can both insert them.
+Writes to a local store therefore hold a file lock, writes to a bucket are retried after a conflict, and `build_index`
+removes duplicates that were left behind.
+"""
+
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lancedb
 import numpy as np
 import pyarrow as pa
+from filelock import FileLock, Timeout
 from jaxtyping import Float32
 from lancedb.index import Bitmap, BTree, IvfFlat
 
+from softtriple.errors import UserError
+from softtriple.search import backend
 from softtriple.search.knn import SPARE
-from softtriple.search.store import (
-    FLAT_BELOW,
-    SCAN_BATCH,
-    Hit,
-    IndexKind,
-    Item,
-    Stored,
-    Vectors,
-    checked_items,
-    checked_k,
-    checked_vectors,
-    in_order,
-    is_local,
-    is_there,
-    partitions,
-    probes,
-    ranked,
-    refuse_missing,
-    refuse_other_dim,
-    refuse_other_run,
-)
+from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Stored, Vectors
+
+Value = TypeVar("Value")
 
 TABLE = "items"
-COLUMNS = ["id", "label", "class_name", "source"]
+COLUMNS = ["id", "label", "class_name", "source", "content"]
 FINGERPRINT = b"softtriple.fingerprint"
-# An open store sees what other processes have written after so long; without it, never.
+LOCK_FILE = ".softtriple.lock"
+LOCK_SECONDS = 600
+ATTEMPTS = 6
+# How soon an open store sees what other processes have written; LanceDB's default is never.
 FRESH = timedelta(seconds=5)
-# Versions that were replaced are kept for those who still read them.
+# How long replaced versions are kept for processes that still read them.
 KEPT = timedelta(hours=1)
-# Ids in one filter; the filter is a text that has to be parsed.
+# Ids per filter; the filter is a string that has to be parsed.
 IDS_AT_ONCE = 1000
 
 
 def open_lance(uri: str, fingerprint: str, dim: int | None, create: bool) -> "LanceStore":
-    """The table at ``uri``, made if it is not there and ``create`` is set."""
-    if is_local(uri) and Path(uri).is_file():
-        raise NotADirectoryError(f"{uri}: a store is a folder, and this is a file; give another path")
-    # connect() would make the folder.
-    if not create and not is_there(uri):
-        raise refuse_missing(uri)
+    """The table at ``uri``, created if it does not exist and ``create`` is set."""
+    if backend.is_local(uri) and Path(uri).is_file():
+        raise backend.StoreError(f"{uri}: a store is a folder, and this is a file; choose another path")
+    # connect() would create the folder.
+    if not create and not backend.may_exist(uri):
+        raise backend.no_store(uri)
     with _named(uri):
         connection = lancedb.connect(uri, read_consistency_interval=FRESH)
         if TABLE in connection.list_tables().tables:
             table = connection.open_table(TABLE)
         elif not create:
-            raise refuse_missing(uri)
+            raise backend.no_store(uri)
         else:
             assert dim is not None
-            table = connection.create_table(TABLE, schema=_schema(fingerprint, dim))
-    held = (table.schema.metadata or {}).get(FINGERPRINT, b"").decode()
-    if held != fingerprint:
-        raise refuse_other_run(uri, held, fingerprint)
-    width = table.schema.field("vector").type.list_size
-    if dim not in (None, width):
-        raise refuse_other_dim(uri, width, dim)
+            with _lock(uri):
+                table = connection.create_table(TABLE, schema=_schema(fingerprint, dim), exist_ok=True)
+        held = (table.schema.metadata or {}).get(FINGERPRINT, b"").decode()
+        width = table.schema.field("vector").type.list_size
+    backend.check_matches(uri, held=held, wanted=fingerprint, width=width, dim=dim)
     return LanceStore(uri, table, fingerprint, width)
 
 
@@ -78,61 +71,60 @@ class LanceStore:
     def __init__(self, uri: str, table: Any, fingerprint: str, dim: int) -> None:
         self.fingerprint, self.dim = fingerprint, dim
         self._uri, self._table = uri, table
+        # Stores made before there was a column for the content of items do without it.
+        self._columns = [name for name in COLUMNS if name in table.schema.names]
 
     def put(self, items: Sequence[Item], vectors: Vectors) -> None:
         """Add or replace items."""
-        vectors = checked_items(items, vectors, self.dim)
+        vectors = backend.check_items(items, vectors, self.dim)
         if not items:
             return
-        columns = {
-            "id": pa.array([item.id for item in items], pa.string()),
-            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), self.dim),
-            "label": pa.array([item.label for item in items], pa.int64()),
-            "class_name": pa.array([item.class_name for item in items], pa.string()),
-            "source": pa.array([item.source for item in items], pa.string()),
-        }
-        rows = pa.table(columns, schema=_schema(self.fingerprint, self.dim))
-        with _named(self._uri):
-            self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+        columns = {name: pa.array([getattr(item, name) for item in items]) for name in self._columns}
+        columns["vector"] = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), self.dim)
+        rows = pa.table(columns).select(self._table.schema.names).cast(self._table.schema)
+        upsert = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+        self._write(partial(upsert.execute, rows))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items."""
-        with _named(self._uri):
-            return sum(self._table.delete(_among("id", part)).num_deleted_rows for part in _parts(ids))
+        return sum(self._write(partial(self._delete, part)) for part in _parts(ids))
+
+    def _delete(self, ids: Sequence[str]) -> int:
+        return int(self._table.delete(_among("id", ids)).num_deleted_rows)
 
     def search(self, vectors: Vectors, k: int, *, classes: Sequence[str] = (), exact: bool = False) -> list[list[Hit]]:
         """The nearest items of each vector."""
-        checked_k(k)
-        vectors = checked_vectors(vectors, self.dim)
-        # The cells nearest to a query may hold nothing of a class: a filtered search goes through all that pass.
-        # Counted anew each time, because others may have written; it takes a fraction of a millisecond.
-        cells = None if exact or classes else probes(self.count())
-        return [ranked(vector, self._candidates(vector, k, classes, cells), k) for vector in vectors]
+        backend.check_k(k)
+        vectors = backend.check_vectors(vectors, self.dim)
+        # The cells nearest to a query may hold nothing of a class: a filtered search scans everything that passes.
+        # The count takes a fraction of a millisecond and is not kept, because other processes may write.
+        cells = None if exact or classes else backend.probes(self.count())
+        return [backend.best_hits(vector, self._candidates(vector, k, classes, cells), k) for vector in vectors]
 
     def get(self, ids: Sequence[str]) -> list[Stored]:
         """Items and their vectors."""
         queries = (self._table.search().where(_among("id", part)) for part in _parts(ids))
-        found = {stored.item.id: stored for query in queries for stored in self._stored(query)}
-        return in_order(ids, found, self._uri)
+        stored = {one.item.id: one for query in queries for one in self._stored(query)}
+        return backend.in_order(ids, stored, self._uri)
 
     def known(self, ids: Sequence[str]) -> dict[str, Item]:
         """Those of ``ids`` that are stored."""
-        found = {}
-        for part in _parts(ids):
-            rows = self._rows(self._table.search().where(_among("id", part)).select(COLUMNS))
-            found.update({item.id: item for item in _items(rows)})
-        return found
+        return {item.id: item for item in self._where("id", ids)}
+
+    def with_content(self, contents: Sequence[str]) -> list[Item]:
+        """Items with one of these contents."""
+        return self._where("content", contents) if "content" in self._columns else []
 
     def scan(self, batch_size: int = SCAN_BATCH) -> Iterator[tuple[list[Item], Vectors]]:
         """Everything, in the order of the files."""
         with _named(self._uri):
-            batches = self._table.search().select([*COLUMNS, "vector"]).to_batches(batch_size)
+            batches = self._table.search().select([*self._columns, "vector"]).to_batches(batch_size)
             for batch in batches:
-                yield _items(batch), _vectors(batch.column("vector"), self.dim)
+                yield self._items(batch), _vectors(batch.column("vector"), self.dim)
 
     def classes(self) -> dict[str, int]:
         """Items of each class."""
-        return dict(Counter(self._rows(self._table.search().select(["class_name"])).column("class_name").to_pylist()))
+        return dict(Counter(self._column("class_name")))
 
     def count(self) -> int:
         """The number of items."""
@@ -140,29 +132,42 @@ class LanceStore:
             return int(self._table.count_rows())
 
     def build_index(self, kind: IndexKind = "auto") -> None:
-        """Compact the files, and index what is not indexed yet: vectors in IVF cells, ids, and classes for filters."""
+        """Compact the files, and index what is not indexed yet: vectors in IVF cells, ids, contents and classes."""
+        self._remove_duplicates()
+        self._write(partial(self._build_index, kind))
+
+    def _build_index(self, kind: IndexKind) -> None:
         count = self.count()
-        flat = kind == "flat" or (kind == "auto" and count < FLAT_BELOW) or not count
-        with _named(self._uri):
-            held = [index.name for index in self._table.list_indices()]
-            # Before the compaction, which adds new rows to old cells: an index that has grown is better made anew.
-            whole = {name for name in held if not self._table.index_stats(name).num_unindexed_rows}
-            self._table.optimize(cleanup_older_than=KEPT)
-            # Unit vectors: their inner product is the cosine, and unlike cosine it is defined for a vector of zeros.
-            cells = IvfFlat(distance_type="dot", num_partitions=partitions(count))
-            # LanceDB does not tell of how many cells an index is, so its name does: after many deletions a quarter of
-            # the cells for what is left would be too few of those that there are.
-            wanted: dict[str, tuple[str, Any]] = {
-                f"vector_in_{partitions(count)}": ("vector", cells),
-                "id": ("id", BTree()),
-                "class_name": ("class_name", Bitmap()),
-            }
-            for name in held:
-                if flat or name not in wanted:
-                    self._table.drop_index(name)
-            for name, (column, config) in wanted.items():
-                if not flat and name not in whole:
-                    self._table.create_index(column, config=config, name=name)
+        flat = backend.is_flat(kind, count)
+        held = [index.name for index in self._table.list_indices()]
+        # Before the compaction, which adds new rows to old cells: an index that has grown is better built anew.
+        whole = {name for name in held if not self._table.index_stats(name).num_unindexed_rows}
+        self._table.optimize(cleanup_older_than=KEPT)
+        # Unit vectors: their inner product is the cosine and, unlike cosine, is defined for a zero vector.
+        cells = IvfFlat(distance_type="dot", num_partitions=backend.partitions(count))
+        # LanceDB does not tell how many cells an index has, so its name does: after many deletions, a quarter of the
+        # cells that the remaining items need would be too few of those that there are.
+        wanted: dict[str, tuple[str, Any]] = {
+            f"vector_in_{backend.partitions(count)}": ("vector", cells),
+            "id": ("id", BTree()),
+            "class_name": ("class_name", Bitmap()),
+        }
+        if "content" in self._columns:
+            wanted["content"] = ("content", BTree())
+        for name in held:
+            if flat or name not in wanted:
+                self._table.drop_index(name)
+        for name, (column, config) in wanted.items():
+            if not flat and name not in whole:
+                self._table.create_index(column, config=config, name=name)
+
+    def _remove_duplicates(self) -> None:
+        """Keep one row of each id; concurrent writers to a bucket, and earlier versions, can leave several."""
+        twice = [one for one, number in Counter(self._column("id")).items() if number > 1]
+        for part in _parts(twice):
+            stored = self.get(part)
+            self.delete(part)
+            self.put([one.item for one in stored], np.stack([one.vector for one in stored]))
 
     def close(self) -> None:
         """Nothing stays open."""
@@ -174,16 +179,42 @@ class LanceStore:
         if classes:
             query = query.where(_among("class_name", classes), prefilter=True)
         query = query.bypass_vector_index() if cells is None else query.nprobes(cells)
-        return self._stored(query, "_distance")  # not needed, but LanceDB warns where it is not asked for
+        return self._stored(query, "_distance")  # unused, but LanceDB warns if it is not selected
 
     def _stored(self, query: Any, *more: str) -> list[Stored]:
-        rows = self._rows(query.select([*COLUMNS, "vector", *more]))
+        rows = self._rows(query.select([*self._columns, "vector", *more]))
         vectors = _vectors(rows.column("vector").combine_chunks(), self.dim)
-        return [Stored(item, vector) for item, vector in zip(_items(rows), vectors, strict=True)]
+        return [Stored(item, vector) for item, vector in zip(self._items(rows), vectors, strict=True)]
+
+    def _where(self, column: str, values: Sequence[str]) -> list[Item]:
+        queries = (self._table.search().where(_among(column, part)).select(self._columns) for part in _parts(values))
+        return [item for query in queries for item in self._items(self._rows(query))]
+
+    def _column(self, name: str) -> list[str]:
+        values: list[str] = self._rows(self._table.search().select([name])).column(name).to_pylist()
+        return values
 
     def _rows(self, query: Any) -> pa.Table:
         with _named(self._uri):
             return query.to_arrow()
+
+    def _items(self, rows: Any) -> list[Item]:
+        columns = (rows.column(name).to_pylist() for name in self._columns)
+        return [Item(*values) for values in zip(*columns, strict=True)]
+
+    def _write(self, action: Callable[[], Value]) -> Value:
+        """Run ``action`` on the newest version while no other process of this machine writes."""
+        with _named(self._uri):
+            for attempt in range(ATTEMPTS):
+                try:
+                    with _lock(self._uri):
+                        self._table.checkout_latest()
+                        return action()
+                except RuntimeError as error:  # two machines that write to one bucket
+                    if "conflict" not in str(error).lower() or attempt == ATTEMPTS - 1:
+                        raise
+                time.sleep(0.1 * 2**attempt)
+        raise AssertionError("unreachable")
 
 
 def _schema(fingerprint: str, dim: int) -> pa.Schema:
@@ -193,12 +224,13 @@ def _schema(fingerprint: str, dim: int) -> pa.Schema:
         pa.field("label", pa.int64(), nullable=False),
         pa.field("class_name", pa.string(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
+        pa.field("content", pa.string(), nullable=False),
     ]
     return pa.schema(fields, metadata={FINGERPRINT: fingerprint.encode()})
 
 
 def _among(column: str, values: Sequence[str]) -> str:
-    """An SQL condition; in SQL a quote inside a text is written twice, and nothing else in it has a meaning."""
+    """An SQL condition; inside an SQL string a quote is written twice, and nothing else has a meaning."""
     texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
     return f"{column} IN ({texts})"
 
@@ -208,20 +240,38 @@ def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
         yield ids[start : start + IDS_AT_ONCE]
 
 
-def _items(rows: Any) -> list[Item]:
-    columns = (rows.column(name).to_pylist() for name in COLUMNS)
-    return [Item(*values) for values in zip(*columns, strict=True)]
-
-
 def _vectors(column: Any, dim: int) -> Float32[np.ndarray, "items dim"]:
     # A copy: arrow's memory is read-only, which torch warns about.
     return np.array(column.flatten(), dtype=np.float32).reshape(-1, dim)
 
 
+def _lock(uri: str) -> Any:
+    """The lock of a local store; a bucket has none."""
+    if not backend.is_local(uri):
+        return nullcontext()
+    Path(uri).mkdir(parents=True, exist_ok=True)
+    return FileLock(Path(uri) / LOCK_FILE, timeout=LOCK_SECONDS, thread_local=False)
+
+
 @contextmanager
 def _named(uri: str) -> Iterator[None]:
-    """Failures of LanceDB, which may be several lines long, as one that names the store."""
+    """Failures of LanceDB, which may be several lines long, as one line that names the store."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:
-        raise OSError(f"{uri}: {str(error).splitlines()[0]}") from error
+    except UserError:
+        raise
+    except Timeout as error:
+        raise backend.StoreError(f"{uri}: another process has been writing for {LOCK_SECONDS} seconds") from error
+    except (RuntimeError, ValueError, OSError, pa.ArrowException) as error:
+        raise backend.StoreError(f"{uri}: {_first_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # a panic in Rust is no Exception
+            raise
+        raise backend.StoreError(
+            f"{uri}: LanceDB cannot read the store, which may be damaged ({_first_line(error)}); restore a copy of it, "
+            "or index the data into another store"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
