@@ -3,20 +3,21 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check bench abuse docs docs-serve format clean
+.PHONY: demo test test-all check soak build bench abuse docs docs-serve format clean
 .DEFAULT_GOAL := test
 
-# A stamp is newer than pyproject.toml when its environment is up to date, so a second call installs nothing.
+# A stamp is newer than pyproject.toml when its environment is up to date, so a second call installs nothing. Both
+# environments take the pinned versions of constraints.txt; users get whatever fits the ranges of pyproject.toml.
+INSTALL := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+$(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) --editable .
 	touch $@
 
-# Versions are pinned here only: CI tests what it tested before, users get what fits their environment.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]' --constraint constraints.txt
+	$(INSTALL) --editable '.[dev,docs]'
 	touch $(VENV)/.core $@
 
 demo: $(VENV)/.core            ## the whole path on data that needs no download
@@ -36,6 +37,21 @@ check: $(VENV)/.dev            ## lint, format, types, import layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+# Ten times, the files in another order each time, while a process per core burns it: what passes by luck fails here.
+ROUNDS := 10
+BURN := while True: pass
+soak: $(VENV)/.dev             ## the tests ROUNDS times under load; TESTS="tests/gallery" for some of them
+	@trap 'kill $$burners' EXIT; trap 'exit 130' INT TERM; \
+	for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c '$(BURN)' & burners="$$burners $$!"; done; \
+	for round in $$(seq $(ROUNDS)); do \
+	    echo "round $$round of $(ROUNDS)"; $(PYTEST) --no-loadscope-reorder --shuffle "$$round" $(TESTS) || exit 1; \
+	done
+
+build: $(VENV)/.dev            ## the wheel and the sdist, in dist/, checked
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 bench: $(VENV)/.dev            ## every benchmark, results in benchmarks/results/
 	for name in choosing loss_step evaluate methods search scale; do $(BIN)/python benchmarks/$$name.py || exit 1; done

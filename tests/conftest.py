@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 from tests.leaks import nothing_left_open
 from xdist.scheduler import LoadFileScheduling
 
+import tests.torchvision_operators  # noqa: F401  before anything imports torchvision
+
 # The same examples in every run: what `make test` finds does not depend on luck. `make abuse` looks for new ones.
 settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
 settings.register_profile(
@@ -32,6 +34,19 @@ class ByFile(LoadFileScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     """How `-n` shares out the tests, whatever `--dist` says."""
     return ByFile(config, log)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="run the test files in an order drawn from SEED")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--shuffle``, whole files in random order: the same one in every process of ``-n``."""
+    seed = config.getoption("--shuffle")
+    if seed is not None:
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
 
 
 @pytest.fixture(scope="session", autouse=True)
