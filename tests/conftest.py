@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tests.torchvision_operators  # noqa: F401  before anything imports torchvision
 import torch
 from hypothesis import HealthCheck, settings
 from tests.leaks import nothing_left_open
 from xdist.scheduler import LoadFileScheduling
-
-import tests.torchvision_operators  # noqa: F401  before anything imports torchvision
 
 # The same examples in every run: what `make test` finds does not depend on luck. `make abuse` looks for new ones.
 settings.register_profile("default", max_examples=25, deadline=None, derandomize=True)
