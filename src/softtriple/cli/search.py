@@ -95,7 +95,7 @@ def serve(
     from softtriple.progress import Reporter
 
     try:
-        from softtriple.gallery.serve import serve as serve_gallery
+        from softtriple.gallery.server import serve as serve_gallery
     except ModuleNotFoundError as error:
         raise UserError(f"the gallery needs {error.name}: pip install 'softtriple[serve]'") from error
 

@@ -1,4 +1,4 @@
-"""The gallery: a page and a JSON interface to look at what a run has learned."""
+"""The gallery: a web page and a JSON API to search a store and see how well its classes are separated."""
 
 from softtriple.gallery.app import create_app as create_app
-from softtriple.gallery.settings import Settings as Settings
+from softtriple.gallery.security import Settings as Settings

@@ -1,4 +1,4 @@
-"""The web application: routes, errors as sentences, and the page."""
+"""The web application: the routes of the page and of the JSON API."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,66 +8,59 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse
+from fastapi.responses import FileResponse
 from fastapi.security import HTTPBearer
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from softtriple.gallery.answers import (
-    About,
-    ClassList,
-    ClassNames,
-    ClassPage,
-    Found,
-    Health,
-    ItemPage,
-    MapAnswer,
-    Problem,
-)
-from softtriple.gallery.contents import Contents
-from softtriple.gallery.guard import Guard
-from softtriple.gallery.settings import Settings
-from softtriple.gallery.thumbnails import Size
+from softtriple.gallery import schemas
+from softtriple.gallery.images import Size
+from softtriple.gallery.security import Guard, Settings, error_response
+from softtriple.gallery.service import GalleryService
 from softtriple.gallery.workers import Workers
 from softtriple.models import Encoder
 from softtriple.search import Store
 
 STATIC = Path(__file__).parent / "static"
 
-ItemId = Annotated[str, Query(description="The id of a stored item.", min_length=1, max_length=4096)]
-ClassName = Annotated[str, Query(alias="class", description="The name of a class.", min_length=1, max_length=1024)]
-OwnClass = Annotated[
-    str | None, Query(alias="class", description="The class of the query, if you know it.", max_length=1024)
+ItemId = Annotated[str, Query(description="Id of a stored item.", min_length=1, max_length=4096)]
+ClassName = Annotated[str, Query(alias="class", description="Name of a class.", min_length=1, max_length=1024)]
+QueryClass = Annotated[str | None, Query(alias="class", description="Class of the query, if known.", max_length=1024)]
+OnlyClass = Annotated[str | None, Query(alias="class", description="Only items of this class.", max_length=1024)]
+OnlyCenter = Annotated[
+    int | None, Query(description="Only items nearest to this centre of the class, counted from 0.", ge=0)
 ]
-Neighbors = Annotated[int, Query(description="How many neighbours.", ge=1, le=100)]
+Neighbors = Annotated[int, Query(description="Number of neighbours.", ge=1, le=100)]
 
-_REFUSALS: dict[int, str] = {
-    401: "A token is needed.",
-    404: "There is no such item or class, or the run takes no such query.",
-    408: "The request came too slowly.",
-    413: "Too many bytes or pixels.",
-    415: "Not a picture that can be read.",
-    421: "The server is called by a name that is not its own.",
-    422: "A parameter is missing or wrong.",
-    429: "Busy: ask again after the seconds in Retry-After.",
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": schemas.ErrorAnswer, "description": text}
+    for status, text in {
+        401: "A token is required.",
+        403: "The request comes from a page of another site.",
+        404: "No such item or class, or the run does not support this kind of query.",
+        408: "The request body arrived too slowly.",
+        413: "Too many bytes or pixels.",
+        415: "Not a readable image.",
+        421: "Unknown host name.",
+        422: "A parameter is missing or invalid.",
+        429: "Busy; try again after the number of seconds in Retry-After.",
+        503: "Overloaded; try again after the number of seconds in Retry-After.",
+    }.items()
 }
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": text} for status, text in _REFUSALS.items()
-}
-_PICTURE_BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string"}}}}}
-_PICTURE_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}}}
+_IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema": {"type": "string"}}}}}
+_IMAGE_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}}}
 
 
 def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings: Settings | None = None) -> FastAPI:
-    """The application for one run: its encoder, the store of its vectors and, where its loss has them, its centres.
+    """The gallery of a run: its encoder, the store of its embeddings and, if its loss has them, its centres.
 
-    ``centers`` is (classes, k, dim), in the order of ``encoder.class_names``. Who calls closes the store.
+    ``centers`` has the shape (classes, k, dim), in the order of ``encoder.class_names``. The caller closes the store.
     """
-    settings = Settings() if settings is None else settings
-    contents = Contents(encoder, store, centers, settings)
+    settings = settings or Settings()
+    service = GalleryService(encoder, store, centers, settings)
     seconds = settings.work_seconds
-    # One thread each for the encoder, which uses all cores by itself, and for the overview, which is made only once.
+    # The encoder already uses all cores, and an overview is computed only once: one thread each.
     encoding = Workers("encoding", threads=1, queue=settings.max_encoding, seconds=seconds)
     analyzing = Workers("analyzing", threads=1, queue=settings.max_requests, seconds=seconds)
     reading = Workers("reading", threads=4, queue=settings.max_requests, seconds=seconds)
@@ -80,91 +73,87 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
 
     app = FastAPI(
         title="softtriple gallery",
-        description="Search a store by picture, text or item, and see how well its classes are told apart.",
+        description="Search a store by image, text or item, and see how well its classes are separated.",
         version=version("softtriple"),
-        docs_url=None,  # those pages come from another server; /docs is our own
+        docs_url=None,  # FastAPI's pages load scripts from another server; /docs is our own
         redoc_url=None,
         lifespan=lifespan,
-        responses=_PROBLEMS,
+        responses=_ERRORS,
     )
     app.add_middleware(Guard, settings=settings)
-    app.add_exception_handler(HTTPException, _refusal)
-    app.add_exception_handler(RequestValidationError, _wrong_parameters)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_parameters)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"])
-    async def health() -> Health:
-        """Whether the server and its store answer; needs no token."""
-        return Health(status="ok", items=await reading.run(contents.count))
+    async def health() -> schemas.Health:
+        """Check that the server and its store respond. Needs no token."""
+        return schemas.Health(status="ok", items=await reading.run(service.count))
 
-    # Only said here, for /openapi.json: it is the guard that asks for the token, before anything else.
+    # `Guard` checks the token; this only documents it in /openapi.json.
     bearer = HTTPBearer(auto_error=False, description="The token that the server was started with.")
     api = APIRouter(prefix="/api", dependencies=[] if settings.token is None else [Depends(bearer)])
 
     @api.get("/about", tags=["server"])
-    async def about() -> About:
-        """What is shown here: kind of items, counts, limits."""
-        return await reading.run(contents.about)
+    async def about() -> schemas.About:
+        """Kind and number of items, and limits."""
+        return await reading.run(service.about)
 
-    @api.post("/search/image", tags=["search"], openapi_extra=_PICTURE_BODY)
-    async def search_image(request: Request, k: Neighbors = 24, own_class: OwnClass = None) -> Found:
-        """The neighbours of a picture, which is the body of the request, as it is in its file."""
+    @api.post("/search/image", tags=["search"], openapi_extra=_IMAGE_BODY)
+    async def search_image(request: Request, k: Neighbors = 24, query_class: QueryClass = None) -> schemas.SearchAnswer:
+        """Neighbours of an image. The request body is the image file."""
         data = await request.body()
-        vector = await encoding.run(lambda: contents.embed_upload(data))
-        return await reading.run(lambda: contents.search_vector(vector, k, own_class))
+        vector = await encoding.run(lambda: service.embed_image(data))
+        return await reading.run(lambda: service.search_vector(vector, k, query_class))
 
     @api.get("/search/text", tags=["search"])
     async def search_text(
-        text: Annotated[str, Query(min_length=1, max_length=4000)], k: Neighbors = 24, own_class: OwnClass = None
-    ) -> Found:
-        """The neighbours of a text, for runs on texts."""
-        vector = await encoding.run(lambda: contents.embed_text(text))
-        return await reading.run(lambda: contents.search_vector(vector, k, own_class))
+        text: Annotated[str, Query(min_length=1, max_length=4000)], k: Neighbors = 24, query_class: QueryClass = None
+    ) -> schemas.SearchAnswer:
+        """Neighbours of a text, for runs on texts."""
+        vector = await encoding.run(lambda: service.embed_text(text))
+        return await reading.run(lambda: service.search_vector(vector, k, query_class))
 
     @api.get("/search/item", tags=["search"])
-    async def search_item(id: ItemId, k: Neighbors = 24) -> Found:
-        """The neighbours of a stored item."""
-        return await reading.run(lambda: contents.search_item(id, k))
+    async def search_item(id: ItemId, k: Neighbors = 24) -> schemas.SearchAnswer:
+        """Neighbours of a stored item."""
+        return await reading.run(lambda: service.search_item(id, k))
 
     @api.get("/items", tags=["items"])
     async def items(
         offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
         limit: Annotated[int, Query(ge=1, le=200)] = 48,
-        of_class: Annotated[
-            str | None, Query(alias="class", description="Only items of this class.", max_length=1024)
-        ] = None,
-        center: Annotated[
-            int | None, Query(description="Only those nearest to this centre of the class, counted from 0.", ge=0)
-        ] = None,
-    ) -> ItemPage:
-        """A page of items: of all, of one class, or of one of its centres."""
-        return await analyzing.run(lambda: contents.items(offset, limit, of_class, center))
+        class_name: OnlyClass = None,
+        center: OnlyCenter = None,
+    ) -> schemas.ItemPage:
+        """A page of all items, or of those of a class or of one of its centres."""
+        return await analyzing.run(lambda: service.items(offset, limit, class_name, center))
 
-    @api.get("/thumbnail", tags=["items"], response_class=Response, responses=_PICTURE_ANSWER)
+    @api.get("/thumbnail", tags=["items"], response_class=Response, responses=_IMAGE_ANSWER)
     async def thumbnail(id: ItemId, size: Size = "small") -> Response:
-        """A small picture of a stored item."""
-        picture = await reading.run(lambda: contents.thumbnail(id, size))
-        return Response(picture, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
+        """Thumbnail of a stored item."""
+        image = await reading.run(lambda: service.thumbnail(id, size))
+        return Response(image, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
 
     @api.get("/classes", tags=["classes"])
-    async def classes() -> ClassList:
-        """Recall@1 of every class and what it is confused with, worst first."""
-        return await analyzing.run(contents.classes)
+    async def classes() -> schemas.ClassList:
+        """Recall@1 of every class and the classes it is confused with, lowest recall first."""
+        return await analyzing.run(service.classes)
 
     @api.get("/class-names", tags=["classes"])
-    async def class_names() -> ClassNames:
-        """The names of all classes; quicker than what is known about them."""
-        return ClassNames(class_names=await reading.run(contents.class_names))
+    async def class_names() -> schemas.ClassNames:
+        """Names of all classes; faster than /api/classes."""
+        return schemas.ClassNames(class_names=await reading.run(service.class_names))
 
     @api.get("/class", tags=["classes"])
-    async def class_page(name: ClassName) -> ClassPage:
-        """One class: its recall, its centres, and the items that fall to each."""
-        return await analyzing.run(lambda: contents.class_page(name))
+    async def class_page(name: ClassName) -> schemas.ClassPage:
+        """One class: its recall, its centres and the items nearest to each."""
+        return await analyzing.run(lambda: service.class_page(name))
 
     @api.get("/map", tags=["classes"])
-    async def embedding_map() -> MapAnswer:
-        """Items in the plane of the two principal directions."""
-        return await analyzing.run(contents.map)
+    async def embedding_map() -> schemas.MapAnswer:
+        """Items on the first two principal components of their embeddings."""
+        return await analyzing.run(service.map)
 
     app.include_router(api)
 
@@ -177,21 +166,20 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
     @app.head("/docs", include_in_schema=False)
     @app.get("/docs", include_in_schema=False)
     async def docs() -> FileResponse:
-        """The documentation of the JSON interface, drawn from /openapi.json."""
+        """The documentation of the API, rendered from /openapi.json."""
         return FileResponse(STATIC / "docs.html")
 
     app.mount("/static", StaticFiles(directory=STATIC))
     return app
 
 
-async def _refusal(request: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    # Where it is Starlette that refuses, it does so in two words.
-    said = {"Not Found": "there is nothing at this address", "Method Not Allowed": f"no {request.method} here"}
-    return JSONResponse({"error": said.get(error.detail, error.detail)}, error.status_code, headers=error.headers)
+    # Starlette's own errors have only the name of the status as detail.
+    messages = {"Not Found": "no such page", "Method Not Allowed": f"{request.method} is not allowed here"}
+    return error_response(error.status_code, messages.get(error.detail, error.detail), error.headers)
 
 
-async def _wrong_parameters(_: Request, error: Exception) -> Response:
+async def _on_invalid_parameters(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    wrong = [f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors()]
-    return JSONResponse({"error": "; ".join(wrong)}, 422)
+    return error_response(422, "; ".join(f"{problem['loc'][-1]}: {problem['msg']}" for problem in error.errors()))

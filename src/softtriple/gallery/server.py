@@ -1,35 +1,55 @@
-"""uvicorn with limits on slow clients, and a shutdown that leaves no connection open."""
+"""``softtriple serve``: uvicorn with limits on slow clients, and a shutdown that leaves no connection open."""
 
 import asyncio
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from softtriple.gallery.guard import host_name
-from softtriple.gallery.settings import Settings
+from softtriple.errors import UserError
+from softtriple.gallery.app import create_app
+from softtriple.gallery.security import SECURITY_HEADERS, Settings, error_response, host_name, settings_for
 from softtriple.gallery.workers import RETRY_AFTER
+from softtriple.progress import Reporter
+from softtriple.search import open_store
+from softtriple.training import Run
 
 HEADER_BYTES = 16 * 1024
 KEEP_ALIVE_SECONDS = 5
 SHUTDOWN_SECONDS = 5  # for requests in progress
-# Open connections, including idle ones. `Guard` refuses requests long before (Settings.max_requests).
+# Open connections, including idle ones. `Guard` rejects requests long before (Settings.max_requests).
 MAX_CONNECTIONS = 1000
 
 
+def serve(
+    run: str | Path, store_uri: str, *, host: str, port: int, token: str | None, allow_public: bool, reporter: Reporter
+) -> None:
+    """Show a run and its store in the browser until the server is stopped."""
+    settings = settings_for(host, token, allow_public=allow_public)
+    with listen(host, port) as listening:
+        loaded = Run.load(run, reporter=reporter)
+        encoder = loaded.encoder
+        with closing(open_store(store_uri, fingerprint=encoder.fingerprint(), dim=encoder.dim)) as store:
+            app = create_app(encoder, store, loaded.centers(), settings)
+            name = f"[{host_name(host)}]" if ":" in host_name(host) else host
+            url = f"http://{name}:{listening.getsockname()[1]}/"
+            reporter.note(f"{store.count()} items at {url} (API documentation: {url}docs). Press Ctrl-C to stop.")
+            make_server(app, settings).run(sockets=[listening])
+
+
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket, or raise an error that names the options; uvicorn would log its own and exit."""
+    """A listening socket, or a UserError that names the options; uvicorn would log its own error and exit."""
     name = host_name(host)
     try:
         return socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # without the address, which Python repeats
-        raise OSError(f"--host {host} --port {port} cannot be listened on ({reason}); choose another") from error
+        raise UserError(f"cannot listen on --host {host} --port {port} ({reason}); choose another") from error
 
 
 def make_server(app: ASGIApp, settings: Settings) -> "Server":
@@ -125,7 +145,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)  # pause_writing as soon as anything is buffered
         self._server.connections.add(self)
-        self._protocol.connection_made(transport)
+        self._protocol.connection_made(cast(asyncio.BaseTransport, _JsonTransport(self._transport)))
         self._watch()
         if self._server.should_exit:
             self.abort()
@@ -174,6 +194,27 @@ class Connection(asyncio.Protocol):
             self._timer = asyncio.get_running_loop().call_later(self._limits[awaited], self.abort)
 
 
+class _JsonTransport:
+    """The transport that uvicorn writes to: sends uvicorn's own plain-text 400 in the form of all other errors."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._replaced = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Send ``data``, unless it belongs to uvicorn's 400."""
+        if data.startswith(b"HTTP/1.1 400 ") and b"text/plain" in data:
+            self._replaced = True
+            error = error_response(400, "not a valid HTTP request", {"Connection": "close", **SECURITY_HEADERS})
+            lines = [b"HTTP/1.1 400 Bad Request", *(b"%b: %b" % header for header in error.raw_headers), b""]
+            self._transport.write(b"\r\n".join([*lines, bytes(error.body)]))
+        elif not self._replaced:
+            self._transport.write(data)
+
+
 async def _answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Let ``app`` answer, unless there are too many connections, and tell the connection how long that takes."""
     if scope["type"] != "http":
@@ -182,6 +223,6 @@ async def _answer(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> N
     connection: Connection = scope["state"].pop("connection")
     with connection.request():
         if connection.crowded:
-            headers = {"Connection": "close", **RETRY_AFTER}
-            app = JSONResponse({"error": "the server has too many connections: try again"}, 503, headers)
+            headers = {"Connection": "close", **RETRY_AFTER, **SECURITY_HEADERS}
+            app = error_response(503, "the server has too many connections, try again in a moment", headers)
         await app(scope, receive, send)

@@ -1,1 +1,1 @@
-"""softtriple in other people's tools: scikit-learn, ONNX."""
+"""Bridges to other tools: a scikit-learn estimator, and export to ONNX, TorchScript and torch.export."""

@@ -1,8 +1,8 @@
-"""A trained encoder as one file that needs no softtriple: ONNX, TorchScript or torch.export.
+"""Export of a trained encoder to one file that runs without softtriple: ONNX, TorchScript or torch.export.
 
-The file takes images as 8-bit RGB, so that channel order, scale and mean are part of the graph and cannot be got wrong;
-vectors as they are; texts as rows of numbers. What is left to do before is written inside the file, as JSON under the
-key "softtriple": metadata_props of ONNX, an extra file of the other two.
+Images go in as 8-bit RGB, so that channel order, scale and mean are part of the graph; vectors as they are; texts as
+rows of token numbers. The remaining preprocessing is described in the file, as JSON under the key "softtriple": in
+metadata_props of ONNX, in an extra file of the other two.
 """
 
 import copy
@@ -20,12 +20,13 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
+from softtriple.errors import UserError, did_you_mean
 from softtriple.files import appearing_file
 from softtriple.models import Encoder, Preprocess
 from softtriple.models.backbones.text import LETTERS, MOST_CHARACTERS, HashedNgrams
 
 OPSET = 18
-TOLERANCE = 1e-4  # how much any number of a vector may differ from the encoder's
+TOLERANCE = 1e-4  # largest allowed difference of any embedding value from the encoder's
 KEY = "softtriple"
 _EXTRA_FILE = f"{KEY}.json"
 
@@ -33,7 +34,7 @@ _TEXTS = ("how do I reset my PIN?", "where is my order", "please cancel the subs
 
 
 class Exported(NamedTuple):
-    """What was written: the file, its format, the largest difference from the encoder, and what the file says."""
+    """A written file: its format, the largest difference from the encoder, and the description it contains."""
 
     file: Path
     format: str
@@ -43,7 +44,7 @@ class Exported(NamedTuple):
 
 
 class _Graph(nn.Module):
-    """The encoder from images as they are cropped, vectors, or rows of numbers of texts."""
+    """The encoder with the normalisation of images inside: takes cropped images, vectors, or rows of token numbers."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -56,7 +57,7 @@ class _Graph(nn.Module):
 
 
 class _Traced(NamedTuple):
-    """All that a writer needs: the graph, two items to trace it with, their name and the axes that may grow."""
+    """The graph, two items to trace it with, the name of the input, its dynamic axes, and the description as JSON."""
 
     graph: _Graph
     items: Num[Tensor, "batch ..."]
@@ -112,7 +113,7 @@ def _run_torch_export(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.n
 
 
 class _Format(NamedTuple):
-    """How the files of a format are called, written, and run by what users run them with."""
+    """The suffix of a format, how to write a file, and how to run it the way users do."""
 
     suffix: str
     write: Callable[[_Traced, Path], None]
@@ -127,20 +128,24 @@ FORMATS: dict[str, _Format] = {
 
 
 @torch.no_grad()
-def export_encoder(encoder: Encoder, path: Path, format: str = "onnx") -> Exported:
-    """Write ``encoder`` to ``path``, after the file has given the encoder's vectors, to 1e-4, for batches of any size.
+def export_encoder(encoder: Encoder, path: Path, format: str = "onnx", *, force: bool = False) -> Exported:
+    """Write ``encoder`` to ``path`` after checking that the file gives the same embeddings, to 1e-4, at any batch size.
 
-    If it does not, or cannot be made, the error says so and whatever was at ``path`` stays.
+    An existing file is only overwritten with ``force``, and never if the export or the check fails.
     """
     if format not in FORMATS:
-        raise ValueError(f"unknown format {format!r}; choose from {', '.join(FORMATS)}")
+        raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
     chosen = FORMATS[format]
     if path.suffix != chosen.suffix:
-        raise ValueError(f"{path}: files of the format {format} are called {path.stem}{chosen.suffix}")
+        raise UserError(
+            f"{path}: the suffix of a {format} file must be {chosen.suffix}, as in {path.stem}{chosen.suffix}"
+        )
+    if path.exists() and not force:
+        raise UserError(f"{path} already exists. Use --force to overwrite it, or choose another --out")
     if format == "onnx":
-        _need_onnx()
+        _require_onnx()
     encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
-    encoder.to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # torch.export wants it plain
+    encoder.to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # required by torch.export
     description = describe(encoder)
     dynamic = {axis: name for axis, name in enumerate(description["input"]["shape"]) if isinstance(name, str)}
     text = json.dumps(description, ensure_ascii=False)
@@ -149,23 +154,25 @@ def export_encoder(encoder: Encoder, path: Path, format: str = "onnx") -> Export
         try:
             with _quiet():
                 chosen.write(traced, temporary)
-                # Other sizes than the traced one: a graph that has kept that size does not pass.
+                # Batch sizes other than the traced one, which a graph may have fixed.
                 difference = max(_difference(chosen.run, temporary, traced.graph, _items(encoder, n)) for n in (1, 3))
         except OSError:
             raise
-        except Exception as error:  # each exporter and each runtime has classes of its own
+        except Exception as error:  # each exporter and runtime has its own exceptions
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ValueError(f"{encoder.config.backbone} cannot be exported as {format} ({reason})") from error
+            raise UserError(
+                f"cannot export {encoder.config.backbone} as {format} ({reason}); try another --format"
+            ) from error
         if not difference <= TOLERANCE:
-            raise ValueError(
-                f"{path}: not written, because its vectors differ from the encoder's by {difference:.2g}, more than"
-                f" {TOLERANCE:g}; choose another format"
+            raise UserError(
+                f"{path} was not written: its embeddings differ from the encoder's by {difference:.2g}, more than "
+                f"{TOLERANCE:g}. Try another --format"
             )
     return Exported(path, format, OPSET if format == "onnx" else None, difference, description)
 
 
 def describe(encoder: Encoder) -> dict[str, Any]:
-    """All that one needs to use an exported encoder: what goes in, what to do before, what comes out."""
+    """Everything needed to use an exported encoder: its input, the preprocessing, its output."""
     return {
         "softtriple": importlib.metadata.version("softtriple"),
         "backbone": encoder.config.backbone,
@@ -174,7 +181,7 @@ def describe(encoder: Encoder) -> dict[str, Any]:
             "name": "vectors",
             "type": "float32",
             "shape": ["batch", encoder.dim],
-            "meaning": "of unit length, so that the dot product of two is their cosine similarity",
+            "meaning": "unit vectors: the dot product of two is their cosine similarity",
         },
         "class_names": list(encoder.class_names),
     }
@@ -190,23 +197,22 @@ def _describe_input(encoder: Encoder) -> dict[str, Any]:
             "type": "uint8",
             "shape": ["batch", preprocess.size, preprocess.size, 3],
             "resize": preprocess.resize,
-            "meaning": f"RGB; make the short side {preprocess.resize} pixels (bilinear, antialiased, the long side"
-            f" rounded down), then take the {preprocess.size}×{preprocess.size} pixels in the middle",
+            "meaning": f"RGB; resize the short side to {preprocess.resize} pixels (bilinear, antialiased, the long side"
+            f" rounded down), then crop the central {preprocess.size}×{preprocess.size} pixels",
         }
     rows = preprocess([_TEXTS[0]])
     example = {"text": _TEXTS[0], "row": rows[0].tolist()}
     if isinstance(preprocess, HashedNgrams):
-        lengths = ", of ".join(map(str, LETTERS))
+        lengths = ", ".join(map(str, LETTERS))
         return {
             "name": "ngrams",
             "type": "int64",
             "shape": ["batch", "length"],
             "buckets": preprocess.buckets,
-            "meaning": f"take the first {MOST_CHARACTERS} characters, Unicode NFKC, case-folded; find words by"
-            " \\w+|[^\\w\\s] and put each between < and >; for each word in turn: the word, then its substrings"
-            f" of {lengths} characters;"
-            " then each two neighbouring words with a space between; the number of each of these is the CRC-32 of its"
-            " UTF-8 modulo buckets, plus 1; 0 fills rows up to one length",
+            "meaning": f"take the first {MOST_CHARACTERS} characters, normalise (NFKC) and case-fold; find words with"
+            " \\w+|[^\\w\\s] and put each between < and >; list each word followed by its substrings of length"
+            f" {lengths} (all of one length, then of the next), then each pair of adjacent words joined by a space;"
+            " the number of an entry is the CRC-32 of its UTF-8 modulo buckets, plus 1; pad rows with 0",
             "example": example,
         }
     return {
@@ -214,13 +220,13 @@ def _describe_input(encoder: Encoder) -> dict[str, Any]:
         "type": "int64",
         "shape": ["batch", *rows.shape[1:-1], "length"],
         "tokenizer": encoder.config.backbone.removeprefix("st:"),
-        "meaning": "input_ids and attention_mask of the tokenizer, one above the other",
+        "meaning": "input_ids and attention_mask of the tokenizer, stacked",
         "example": example,
     }
 
 
 def _items(encoder: Encoder, count: int) -> Num[Tensor, "batch ..."]:
-    """Items as the graph takes them: random images or vectors, or some questions."""
+    """Example input of the graph: random images or vectors, or some texts."""
     generator = torch.Generator().manual_seed(count)
     if encoder.takes == "text":
         return encoder.prepare(list(_TEXTS[:count]))
@@ -234,20 +240,20 @@ def _difference(run: Callable[[Path, Tensor], np.ndarray], path: Path, graph: _G
     return float(np.abs(run(path, items) - graph(items).numpy()).max())
 
 
-def _need_onnx() -> None:
+def _require_onnx() -> None:
     try:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise ImportError(f"export to ONNX needs {error.name}: pip install 'softtriple[onnx]'") from error
+        raise UserError(f"export to ONNX needs {error.name}: pip install 'softtriple[onnx]'") from error
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No word of the exporters about their own insides: deprecated ways, missing torchvision, constants not folded.
+    """Silence the exporters' messages about their own internals.
 
-    That a trace fixes sizes is caught by the comparison, not by torch's warning about it.
+    That a trace may fix sizes is covered by comparing embeddings at other batch sizes.
     """
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]

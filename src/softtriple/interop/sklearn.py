@@ -1,4 +1,4 @@
-"""SoftTriple as a scikit-learn estimator: learn an embedding of vectors from labels, transform, classify.
+"""SoftTriple as a scikit-learn estimator: learns an embedding of vectors from labels, transforms and classifies.
 
 >>> from sklearn.datasets import load_iris
 >>> from sklearn.pipeline import make_pipeline
@@ -10,7 +10,7 @@
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from softtriple.config import TrainConfig
 from softtriple.data import shuffled
+from softtriple.errors import UserError
 from softtriple.losses import SoftTripleLoss
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.training.auto import centers_for
@@ -33,26 +34,26 @@ from softtriple.training.optim import build_optimizer, set_rates
 
 
 class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A linear map, or a network with hidden layers, to unit vectors in which items of one class are close.
+    """Supervised embedding: a linear map or a multilayer perceptron to unit vectors, close within a class.
 
-    Features should be of similar size: put a ``StandardScaler`` before it.
+    Features should be on a similar scale: put a ``StandardScaler`` before it.
 
     Args:
-        n_components: length of the embedding.
-        hidden_layer_sizes: layers before the embedding; none make it a linear map.
-        centers_per_class: K of SoftTriple; "auto" is 10 where classes are large, fewer where they are small.
-        scale, gamma, margin, tau: those of `SoftTripleLoss`.
-        epochs: passes over the data; the rates are a tenth in the last fifth of them.
-        batch_size: items in a step.
-        learning_rate, center_learning_rate: rates of Adam for the map and for the centres.
-        random_state: seed or generator of the first weights and of the order of items.
+        n_components: dimension of the embedding.
+        hidden_layer_sizes: sizes of the hidden layers; none for a linear map.
+        centers_per_class: K of SoftTriple; "auto" is 10 for large classes and fewer for small ones.
+        scale, gamma, margin, tau: parameters of `SoftTripleLoss`.
+        epochs: passes over the data; learning rates drop to a tenth for the last fifth of them.
+        batch_size: items per optimiser step.
+        learning_rate, center_learning_rate: learning rates of Adam for the map and for the centres.
+        random_state: seed or generator for the initial weights and the order of items.
 
     Attributes:
         classes_: the classes, in the order of the columns of ``decision_function``.
         encoder_: the trained `Encoder`, in float64.
         loss_: the trained `SoftTripleLoss`, with the centres.
-        loss_curve_: mean loss of the batches of each epoch.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        loss_curve_: mean loss of each epoch.
+        n_features_in_, feature_names_in_: number and names of the features seen in ``fit``.
     """
 
     def __init__(
@@ -88,20 +89,20 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         """Learn the embedding of ``X`` from the classes ``y``."""
         X, y = validate_data(self, X, y, dtype=np.float64)  # noqa: N806
         check_classification_targets(y)
-        self._refuse_wrong_parameters()
+        self._check_parameters()
         self.classes_, labels = np.unique(y, return_inverse=True)
         features, targets = torch.tensor(X, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        with torch.random.fork_rng(devices=[]):  # torch's own generator is left as it was
+        with torch.random.fork_rng(devices=[]):  # leaves torch's global generator unchanged
             torch.manual_seed(seed)
             self.encoder_, self.loss_ = self._build(features, np.bincount(labels))
             self.loss_curve_ = list(self._epochs(features, targets, seed))
-        # In float64 the vector of an item does not depend on the items beside it, to more digits than anyone prints.
+        # In float64 an embedding does not visibly depend on the other items of the batch.
         self.encoder_.double().eval()
         return self
 
     def transform(self, X: Any) -> Float[np.ndarray, "items dim"]:  # noqa: N803
-        """Unit vectors of ``X``, in the precision of ``X``."""
+        """Unit embeddings of ``X``, in the precision of ``X``."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)  # noqa: N806
         with torch.no_grad():
@@ -109,7 +110,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         return vectors.numpy().astype(X.dtype)
 
     def decision_function(self, X: Any) -> Float[np.ndarray, "items ..."]:  # noqa: N803
-        """Similarity of each row of ``X`` to each class; of two classes, by how much that to the second is greater."""
+        """Similarity of each row of ``X`` to each class; for two classes, to the second minus to the first."""
         similarities = self._similarities(X)
         return similarities[:, 1] - similarities[:, 0] if len(self.classes_) == 2 else similarities
 
@@ -127,17 +128,19 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
     def _n_features_out(self) -> int:
         return self.encoder_.dim
 
-    def _refuse_wrong_parameters(self) -> None:
-        """What `SoftTripleLoss` does not check itself, under the names that it has here."""
+    def _check_parameters(self) -> None:
+        """ValueError for a parameter that `SoftTripleLoss` does not check itself."""
         for name in ("n_components", "epochs", "batch_size"):
-            if not _is_size(value := getattr(self, name)):
-                raise ValueError(f"{name} = {value!r} must be a whole number above 0")
+            self._require(name, "an int in the range [1, inf)", _is_size)
         for name in ("learning_rate", "center_learning_rate"):
-            if not (isinstance(value := getattr(self, name), Real) and 0 <= float(value) < math.inf):
-                raise ValueError(f"{name} = {value!r} must be a finite number, at least 0")
-        sizes = self.hidden_layer_sizes
-        if not (isinstance(sizes, Iterable) and all(map(_is_size, sizes))):
-            raise ValueError(f"hidden_layer_sizes = {sizes!r} must be whole numbers above 0, such as (16,)")
+            self._require(name, "a float in the range [0, inf)", _is_rate)
+        self._require("hidden_layer_sizes", "an iterable of ints in the range [1, inf), such as (16,)", _are_sizes)
+
+    def _require(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
+        if not is_valid(value := getattr(self, name)):
+            raise UserError(
+                f"The {name!r} parameter of {type(self).__name__} must be {expected}. Got {value!r} instead."
+            )
 
     def _build(
         self, features: Float[Tensor, "items features"], class_sizes: Int64[np.ndarray, " classes"]
@@ -166,7 +169,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         return encoder, loss
 
     def _epochs(self, features: Float[Tensor, "items features"], targets: Tensor, seed: int) -> Iterator[float]:
-        """Train; the mean loss of each epoch."""
+        """Train and yield the mean loss of each epoch."""
         config = TrainConfig(
             lr=self.learning_rate, center_lr=self.center_learning_rate, milestones=(self.epochs - self.epochs // 5,)
         )
@@ -187,3 +190,11 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, Integral) and int(value) > 0
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, Iterable) and all(map(_is_size, value))
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < math.inf

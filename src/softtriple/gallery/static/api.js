@@ -1,4 +1,4 @@
-// The JSON interface: one way to ask, which knows about tokens, busy servers and sentences that say what is wrong.
+// Requests to the JSON API, with tokens, retries while the server is busy, and errors as exceptions.
 
 import { h, nameOf } from "./dom.js";
 
@@ -12,17 +12,17 @@ export function get(path, parameters = {}, signal = undefined) {
   return call(address(path, parameters), { signal });
 }
 
-export function sendPicture(file, parameters = {}, signal = undefined) {
+export function sendImage(file, parameters = {}, signal = undefined) {
   const type = file.type || "application/octet-stream";
   return call(address("search/image", parameters), { signal, method: "POST", body: file, headers: { "Content-Type": type } });
 }
 
-// The picture of an item, or what stands for it: its text, or its name.
-export function picture(item, { size = "small", alt = "" } = {}) {
+// The image of an item, or its text, or its name.
+export function thumbnail(item, { size = "small", alt = "" } = {}) {
   if (item.text !== null) return h("span", { class: "text" }, item.text);
   if (!item.has_picture) return h("span", { class: "text name" }, nameOf(item));
   const image = h("img", { alt, decoding: "async" });
-  const missing = () => image.replaceWith(h("span", { class: "text name" }, "no picture: ", nameOf(item)));
+  const missing = () => image.replaceWith(h("span", { class: "text name" }, "no image: ", nameOf(item)));
   image.addEventListener("error", missing);
   sharpen(image);
   const source = address("thumbnail", { id: item.id, size });
@@ -35,12 +35,12 @@ export function picture(item, { size = "small", alt = "" } = {}) {
   return image;
 }
 
-// Small drawings are shown with their pixels, not blurred.
+// Tiny images are enlarged without blurring.
 export function sharpen(image) {
   image.addEventListener("load", () => image.classList.toggle("pixels", image.naturalWidth <= 64));
 }
 
-// An img element cannot send a token: with one, the picture is fetched and shown from memory.
+// An img element cannot send a token, so the image is fetched and shown from memory.
 async function load(image, source) {
   const response = await request(source, {});
   if (!response.ok) throw new Error(response.statusText);
@@ -66,7 +66,7 @@ function address(path, parameters) {
 async function call(url, options) {
   const response = await request(url, options);
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error || `the server answered ${response.status}`);
+  if (!response.ok) throw new Error(answer.error || `the server responded with status ${response.status}`);
   return answer;
 }
 
@@ -77,10 +77,10 @@ async function request(url, options) {
     const headers = { ...options.headers, ...(token === null ? {} : { Authorization: `Bearer ${token}` }) };
     const response = await fetch(url, { ...options, headers }).catch((error) => {
       if (error.name === "AbortError") throw error;
-      throw new Error("the server does not answer: is it still running?");
+      throw new Error("the server does not respond; is it still running?");
     });
     if (response.status === 401) {
-      // Another request may have been given the right token in the meantime.
+      // Another request may have asked for the token in the meantime.
       if (sessionStorage.getItem(KEY) === token) await askForToken(wrong || token !== null);
       wrong = true;
     } else if (response.status === 429 && tried < TRIES) {
@@ -97,9 +97,9 @@ function askForToken(wrong) {
     dialog.querySelector(".error").textContent = wrong ? "This token was not accepted." : "";
     const input = dialog.querySelector("input");
     input.value = "";
-    // Closed without a token, it is asked for again.
+    // If closed without a token, the next request asks again.
     dialog.addEventListener("close", () => {
-      sessionStorage.setItem(KEY, input.value.trim().replace(/[^ -~]/g, "?")); // what a header can carry
+      sessionStorage.setItem(KEY, input.value.trim().replace(/[^ -~]/g, "?")); // only ASCII is valid in a header
       asking = null;
       resolve();
     }, { once: true });

@@ -1,4 +1,4 @@
-// Classes: which are found and which are taken for others; and one class with its centres.
+// The table of classes, and the page of one class with its centres.
 
 import { get } from "./api.js";
 import { announce, breakable, classLink, count, h, percent } from "./dom.js";
@@ -14,31 +14,31 @@ export async function classesPage(_, { signal }) {
   const filter = h("input", { type: "search", oninput: () => fill(ROWS), autocomplete: "off" });
   const fill = (most) => {
     const wanted = filter.value.trim().toLowerCase();
-    const chosen = classes.filter((one) => one.class_name.toLowerCase().includes(wanted));
-    body.replaceChildren(...chosen.slice(0, most).map((one) => row(one, withCenters)));
-    more.hidden = chosen.length <= most;
-    announce(wanted ? count(chosen.length, "class", "classes") : "");
+    const matching = classes.filter((one) => one.class_name.toLowerCase().includes(wanted));
+    body.replaceChildren(...matching.slice(0, most).map((one) => row(one, withCenters)));
+    more.hidden = matching.length <= most;
+    announce(wanted ? count(matching.length, "class", "classes") : "");
   };
   fill(ROWS);
   return h("div", {},
-    h("h1", {}, "Classes, worst first"),
+    h("h1", {}, "Classes, lowest recall first"),
     h("p", { class: "lead" }, recall === null
-      ? "No class has two items, so that there is nothing to find."
-      : `The nearest other item of the store is of the same class for ${percent(recall)} of all items (Recall@1)${parts(classes)}.`,
-      sampled === null ? "" : ` Measured on a sample of ${count(classes.length, "class", "classes")} with ${count(sampled, "item")}: among all of the store it would be less.`),
-    h("label", { class: "field" }, "Show classes named", filter),
+      ? "No class has two items, so recall cannot be measured."
+      : `Recall@1: the nearest other item has the same class for ${percent(recall)} of all items${parts(classes)}.`,
+      sampled === null ? "" : ` Measured on a sample of ${count(classes.length, "class", "classes")} with ${count(sampled, "item")}; recall on the whole store is usually lower.`),
+    h("label", { class: "field" }, "Filter by name", filter),
     h("table", { class: "classes" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Class"), h("th", { scope: "col" }, "Recall@1"),
-        h("th", { scope: "col" }, "Most often taken for"), h("th", { scope: "col", class: "number" }, "Items"),
+        h("th", { scope: "col" }, "Most often confused with"), h("th", { scope: "col", class: "number" }, "Items"),
         withCenters ? h("th", { scope: "col", class: "number" }, "Centres") : null)),
       body),
     more);
 }
 
-// How much of it is owed to classes that the run was trained on; its report speaks of the others.
+// Recall of trained and of unseen classes, if there are both.
 function parts(classes) {
   const [trained, unseen] = [true, false].map((kind) => meanRecall(classes.filter((one) => one.trained === kind)));
-  return trained === null || unseen === null ? "" : `: ${percent(trained)} in trained classes, ${percent(unseen)} in new ones`;
+  return trained === null || unseen === null ? "" : ` (trained classes ${percent(trained)}, unseen classes ${percent(unseen)})`;
 }
 
 function meanRecall(classes) {
@@ -54,11 +54,11 @@ function row(one, withCenters) {
     h("td", {}, share(one.recall)),
     h("td", { class: "taken" }, worst ? [h("a", { href: classLink(worst.class_name) }, breakable(worst.class_name)), ` ${worst.items} of ${one.items}`] : "–"),
     h("td", { class: "number", "data-name": "Items" }, one.items),
-    withCenters ? h("td", { class: "number", "data-name": "Centres" }, one.distinct_centers ?? "not trained") : null);
+    withCenters ? h("td", { class: "number", "data-name": "Centres" }, one.distinct_centers ?? "unseen") : null);
 }
 
 function share(recall) {
-  if (recall === null) return h("span", { class: "share" }, "one item");
+  if (recall === null) return h("span", { class: "share" }, "single item");
   const bar = h("meter", { min: 0, max: 1, value: recall, "aria-hidden": "true" });
   return h("span", { class: "share" }, bar, h("span", {}, percent(recall)));
 }
@@ -67,23 +67,23 @@ export async function classPage(name, { signal }) {
   const page = await get("class", { class: name }, signal);
   const { summary } = page;
   const filled = page.centers.filter((one) => one.count);
-  const left = summary.recall === null && summary.items > 1; // out of the sample
+  const unmeasured = summary.recall === null && summary.items > 1; // not in the sample
   const load = (center) => (offset) => get("items", { class: name, center, offset }, signal);
   return h("div", {},
     h("h1", {}, breakable(summary.class_name)),
     h("dl", { class: "facts" },
       fact("Items", summary.items.toLocaleString("en")),
-      fact("Recall@1", summary.recall === null ? (left ? "not measured" : "one item only") : percent(summary.recall)),
+      fact("Recall@1", summary.recall === null ? (unmeasured ? "not measured" : "single item") : percent(summary.recall)),
       fact("Centres", page.centers_per_class === null
-        ? (summary.trained ? "this loss has none" : "none: the run was not trained on this class")
+        ? (summary.trained ? "none: the loss has no centres" : "none: the run was not trained on this class")
         : `${summary.distinct_centers} distinct of ${page.centers_per_class}`),
-      fact("Taken for", summary.confused.length
+      fact("Confused with", summary.confused.length
         ? summary.confused.map((other) => h("span", {}, h("a", { href: classLink(other.class_name) }, breakable(other.class_name)), ` ${other.items}`))
-        : left ? "not measured" : "no other class")),
-    left ? h("p", {}, "The store is so large that a sample of its classes is looked at, and this one is not among them.") : null,
+        : unmeasured ? "not measured" : "no other class")),
+    unmeasured ? h("p", {}, "This store is large, so only a sample of its classes is measured. This class is not in the sample.") : null,
     filled.map((one, place) => center(one, place, load(place))),
     filled.length && filled.length < page.centers.length
-      ? h("p", { class: "rest" }, `${count(page.centers.length - filled.length, "more centre has", "more centres have")} no item of the store.`) : null,
+      ? h("p", { class: "rest" }, `${count(page.centers.length - filled.length, "more centre has", "more centres have")} no items in the store.`) : null,
     page.items.length ? h("section", {}, h("h2", {}, "Items"), growing(page.items, summary.items, "Items of the class", load(), { classes: false })) : null);
 }
 
@@ -92,8 +92,8 @@ function fact(name, ...content) {
 }
 
 function center(one, place, load) {
-  const merged = one.merged > 1 ? `, ${one.merged} trained centres in one place` : "";
+  const merged = one.merged > 1 ? `, merged from ${one.merged} trained centres` : "";
   return h("section", {},
-    h("h2", {}, `Centre ${place + 1}`, h("small", {}, ` nearest to ${count(one.count, "item")}${merged}`)),
+    h("h2", {}, `Centre ${place + 1}`, h("small", {}, ` ${count(one.count, "item")}${merged}`)),
     growing(one.items, one.count, `Items nearest to centre ${place + 1}`, load, { classes: false }));
 }

@@ -1,4 +1,4 @@
-// Elements without a framework. Text is always set as text, so that nothing from the data can become markup.
+// Building elements without a framework. Text is always set as text, so data can never become markup.
 
 export function h(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -11,12 +11,12 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-// The name of a class, which may break after an underscore, a dot or a slash.
+// A name that may wrap after an underscore, a dot or a slash.
 export function breakable(text) {
   return text.split(/(?<=[_./])/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
 }
 
-// What to call an item: the last part of an id that is a path; one that is a hash is no name for people.
+// A readable name of an item: the file name if its id is a path; a hash is not readable.
 export function nameOf(item) {
   return item.id.startsWith("sha256:") ? `an item of ${item.class_name}` : item.id.split(/[/\\]/).pop() || item.id;
 }
@@ -36,7 +36,7 @@ export function errorBox(error) {
   return h("p", { class: "error", role: "alert" }, error.message);
 }
 
-// Say something to those who cannot see that the page has changed.
+// Announce a change to screen readers.
 export function announce(text) {
   document.getElementById("status").textContent = text;
 }

@@ -1,4 +1,4 @@
-// The page: which view the address asks for, and what stands around it.
+// The page: shows the view that the address names.
 
 import { get } from "./api.js";
 import { classPage, classesPage } from "./classes.js";
@@ -19,7 +19,7 @@ async function show() {
   const { signal } = leave;
   const main = document.getElementById("view");
   main.setAttribute("aria-busy", "true");
-  // Most views are there at once; only those that are not say that they are loading.
+  // Most views appear at once; only slow ones show that they are loading.
   const waiting = setTimeout(() => main.replaceChildren(h("p", { class: "loading" }, "Loading …")), 250);
   let name, argument, content;
   try {
@@ -28,7 +28,7 @@ async function show() {
     content = await (Object.hasOwn(VIEWS, name) ? VIEWS[name] : unknown)(argument, { about, signal });
   } catch (error) {
     if (signal.aborted) return;
-    content = h("div", {}, h("h1", {}, "This did not work"), errorBox(error), h("p", {}, h("a", { href: "#/" }, "Back to the search")));
+    content = h("div", {}, h("h1", {}, "Something went wrong"), errorBox(error), h("p", {}, h("a", { href: "#/" }, "Back to search")));
   } finally {
     clearTimeout(waiting);
   }
@@ -38,7 +38,7 @@ async function show() {
   mark(name);
   document.title = `${main.querySelector("h1").textContent} · softtriple gallery`;
   scrollTo(0, 0);
-  if (opened) main.focus({ preventScroll: true }); // after a click, not when the page is opened
+  if (opened) main.focus({ preventScroll: true }); // not on the first load
   opened = true;
 }
 
@@ -57,16 +57,16 @@ function mark(name) {
 }
 
 async function aboutRun() {
-  const told = await get("about");
-  document.getElementById("about").textContent = `${count(told.items, "item")} · ${count(told.classes, "class", "classes")}`;
-  return told;
+  const answer = await get("about");
+  document.getElementById("about").textContent = `${count(answer.items, "item")} · ${count(answer.classes, "class", "classes")}`;
+  return answer;
 }
 
 function unknown() {
-  throw new Error("there is no such page here");
+  throw new Error("no such page");
 }
 
 addEventListener("hashchange", () => {
-  if (location.hash !== "#view") show(); // the skip link is no page
+  if (location.hash !== "#view") show(); // the skip link is not a view
 });
 show();

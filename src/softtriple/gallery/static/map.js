@@ -1,11 +1,11 @@
-// The map: items in the plane, drawn on a canvas; wheel, pinch, drag and keys move it.
+// The map: items as points on a canvas, moved by wheel, pinch, drag and keys.
 
-import { get, picture } from "./api.js";
+import { get, thumbnail } from "./api.js";
 import { announce, breakable, count, h, itemLink, nameOf, percent } from "./dom.js";
 import { COLORS, NAMED, legend, shapeOf } from "./marks.js";
 
 const REACH = 14; // pixels around the pointer
-const HELP = "Arrow keys move, + and − zoom, 0 shows everything, Enter opens the item under the cross.";
+const HELP = "Arrow keys pan, + and − zoom, 0 resets the view, Enter opens the item at the cross.";
 
 export async function mapPage(_, { about, signal }) {
   const data = await get("map", {}, signal);
@@ -13,7 +13,7 @@ export async function mapPage(_, { about, signal }) {
   const card = h("a", { class: "card", hidden: true });
   const chart = new Chart(canvas, card, data, about.kind === "image");
   const select = h("select", { onchange: () => chart.highlight(Number(select.value)) },
-    h("option", { value: -1 }, "all classes"), data.class_names.map((name, label) => h("option", { value: label }, name)));
+    h("option", { value: -1 }, "All classes"), data.class_names.map((name, label) => h("option", { value: label }, name)));
   const choose = (label) => {
     select.value = label;
     chart.highlight(label);
@@ -22,13 +22,13 @@ export async function mapPage(_, { about, signal }) {
   requestAnimationFrame(() => chart.start());
   const few = data.class_names.length <= NAMED;
   return h("div", { class: "map" },
-    h("h1", {}, "Map of the embedding"),
-    h("p", { class: "lead" }, `${count(data.ids.length, "item")}${data.ids.length < data.total ? ` of ${data.total.toLocaleString("en")}` : ""} on the two directions of largest variance, `,
-      `which show ${percent(data.explained)} of it. ${few ? "" : "There are more classes than colours and shapes: choose one to see it alone."}`),
-    h("div", { class: "tools" }, h("label", { class: "field" }, "Show", select),
-      h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Show everything", () => chart.reset()))),
+    h("h1", {}, "Embedding map"),
+    h("p", { class: "lead" }, `${count(data.ids.length, "item")}${data.ids.length < data.total ? ` of ${data.total.toLocaleString("en")}` : ""} · first two principal components (${percent(data.explained)} of variance). `,
+      few ? "" : "There are more classes than colours and shapes: select one to highlight it."),
+    h("div", { class: "tools" }, h("label", { class: "field" }, "Highlight", select),
+      h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset()))),
     h("div", { class: "plane" }, canvas, card),
-    h("p", { class: "hint" }, HELP, " ", h("a", { href: "#/classes" }, "The same as a table"), "."),
+    h("p", { class: "hint" }, HELP, " ", h("a", { href: "#/classes" }, "View as a table"), "."),
     few ? legend(data.class_names, choose) : null);
 }
 
@@ -37,15 +37,15 @@ function button(text, label, onclick) {
 }
 
 class Chart {
-  constructor(canvas, card, data, pictures) {
-    Object.assign(this, { canvas, card, data, pictures, chosen: -1, at: -1, crossed: false, pointers: new Map(), moved: 0, frame: null, stale: true });
+  constructor(canvas, card, data, images) {
+    Object.assign(this, { canvas, card, data, images, chosen: -1, at: -1, crossed: false, pointers: new Map(), moved: 0, frame: null, stale: true });
     this.context = canvas.getContext("2d");
-    this.points = h("canvas"); // the items alone: ring and cross move over them without a look at each
+    this.points = h("canvas"); // the points alone, so that ring and cross move without redrawing them
     const middle = (values) => (Math.min(...bounds(values)) + Math.max(...bounds(values))) / 2;
     this.middle = [middle(data.x), middle(data.y)];
     const span = (values) => bounds(values)[1] - bounds(values)[0];
     this.span = [span(data.x), span(data.y)].map((length) => Math.max(length, 1e-9));
-    this.view = { zoom: 1, x: 0, y: 0 }; // what is shown in the middle, in pixels of the map at zoom 1
+    this.view = { zoom: 1, x: 0, y: 0 }; // the centre of the view, in pixels at zoom 1
     const on = (types, handler) => types.split(" ").forEach((type) => canvas.addEventListener(type, handler.bind(this), { passive: false }));
     on("wheel", this.onWheel);
     on("pointerdown", this.onDown);
@@ -78,7 +78,7 @@ class Chart {
     this.draw();
   }
 
-  // Where an item is on the canvas.
+  // Position of an item on the canvas.
   place(index) {
     const { scale, view: { zoom, x, y } } = this;
     return [
@@ -87,7 +87,7 @@ class Chart {
     ];
   }
 
-  // Paint before the next frame, once, however often it is asked for.
+  // Paint once before the next frame, however often it is called.
   draw({ stale = true } = {}) {
     this.stale ||= stale;
     this.frame ??= requestAnimationFrame(() => {
@@ -142,7 +142,7 @@ class Chart {
       }
       c.stroke();
     }
-    this.canvas.dataset.drawn = this.data.ids.length; // for those who test
+    this.canvas.dataset.drawn = this.data.ids.length; // for tests
   }
 
   highlight(label) {
@@ -157,7 +157,7 @@ class Chart {
     this.draw();
   }
 
-  // Zoom, keeping what is at (x, y) of the canvas in its place.
+  // Zoom around the point (x, y) of the canvas.
   zoom(factor, x = this.width / 2, y = this.height / 2) {
     const old = this.view.zoom;
     const zoom = Math.min(200, Math.max(0.5, old * factor));
@@ -173,17 +173,17 @@ class Chart {
   }
 
   nearest(x, y, reach) {
-    let [best, found] = [reach * reach, -1];
+    let [best, closest] = [reach * reach, -1];
     for (let index = 0; index < this.data.ids.length; index += 1) {
       if (this.chosen >= 0 && this.data.labels[index] !== this.chosen) continue;
       const [px, py] = this.place(index);
       const distance = (px - x) ** 2 + (py - y) ** 2;
-      if (distance < best) [best, found] = [distance, index];
+      if (distance < best) [best, closest] = [distance, index];
     }
-    return found;
+    return closest;
   }
 
-  // Show the card of an item, or none (-1).
+  // Show the card of an item; -1 hides it.
   point(index) {
     if (index === this.at) return;
     this.at = index;
@@ -198,12 +198,12 @@ class Chart {
     this.card.href = itemLink(item.id);
     this.card.style.left = `${Math.min(Math.max(x + 14, 0), this.width - 170)}px`;
     this.card.style.top = `${y > this.height - 190 ? Math.max(0, y - 190) : y + 14}px`;
-    this.card.replaceChildren(picture(item), h("span", {}, breakable(item.class_name)));
+    this.card.replaceChildren(thumbnail(item), h("span", {}, breakable(item.class_name)));
   }
 
   item(index) {
     const { ids, texts, class_names: names, labels } = this.data;
-    return { id: ids[index], class_name: names[labels[index]], text: texts?.[index] ?? null, has_picture: this.pictures };
+    return { id: ids[index], class_name: names[labels[index]], text: texts?.[index] ?? null, has_picture: this.images };
   }
 
   cross(shown) {

@@ -1,8 +1,8 @@
-// How classes look on the map: six colours that colour-blind people tell apart, times five shapes.
+// Marks of classes on the map: six colours that are distinguishable with colour blindness, times five shapes.
 
 import { breakable, h } from "./dom.js";
 
-// Okabe and Ito's, those that show on white and on black.
+// Okabe and Ito's palette, without the colours that vanish on white or black.
 export const COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"];
 const SHAPES = [
   "M1 0A1 1 0 1 1 -1 0A1 1 0 1 1 1 0Z", // circle
@@ -21,7 +21,7 @@ export function shapeOf(label) {
   return PATHS[kind(label)];
 }
 
-// The names beside their marks; a click shows one class alone, another click all.
+// Names and marks of classes; a click highlights one class, another click resets.
 export function legend(names, choose) {
   const buttons = names.map((name, label) => h("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: () => press(label) }, mark(label), h("span", {}, breakable(name))));
   const press = (label) => {

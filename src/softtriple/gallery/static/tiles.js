@@ -1,16 +1,16 @@
-// A grid of items, each a link to its own page. Arrow keys walk through it.
+// A grid of items, each a link to its page. Arrow keys move the focus.
 
-import { picture } from "./api.js";
+import { thumbnail } from "./api.js";
 import { breakable, errorBox, h, itemLink, nameOf } from "./dom.js";
 
-// `entries` are items, or hits: {item, score, same_class}. Where all are of one class, its name need not stand everywhere.
+// `entries` are items or hits {item, score, same_class}; `classes: false` hides the class names.
 export function tiles(entries, label, { classes = true } = {}) {
   const list = h("ul", { class: "tiles", "aria-label": label, onkeydown: walk });
   list.append(...entries.map((entry) => tile(entry, classes)));
   return list;
 }
 
-// The same, and a button that asks `load(offset)` for the next page as long as not `all` of the items are shown.
+// A grid with a button that loads the next page by `load(offset)` until all items are shown.
 export function growing(items, all, label, load, options) {
   const list = tiles(items, label, options);
   const more = h("button", { type: "button", onclick: () => extend().catch((error) => more.replaceWith(errorBox(error))) }, "Show more");
@@ -37,7 +37,7 @@ function tile(entry, named) {
     wrong ? h("span", { class: "badge" }, "✕ ", wrong) : null,
   ];
   return h("li", { class: wrong ? "wrong" : null },
-    h("a", { href: itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, picture(item, { alt: named ? "" : nameOf(item) })),
+    h("a", { href: itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, thumbnail(item, { alt: named ? "" : nameOf(item) })),
       caption.some(Boolean) ? h("span", { class: "caption" }, caption) : null));
 }
 

@@ -1,27 +1,27 @@
-"""What the JSON interface answers: one model for each answer, from which /openapi.json is made."""
+"""Answers of the JSON API; /openapi.json is generated from them."""
 
 from typing import Literal
 
 from pydantic import BaseModel
 
-from softtriple.gallery.uploads import Kind
+from softtriple.data.benchmark import Kind
 
 
-class Problem(BaseModel):
-    """Why a request was refused, in a sentence."""
+class ErrorAnswer(BaseModel):
+    """Why a request failed."""
 
     error: str
 
 
 class Health(BaseModel):
-    """The server answers, and so does its store."""
+    """The server and its store respond."""
 
     status: Literal["ok"]
     items: int
 
 
 class About(BaseModel):
-    """What is shown here."""
+    """What the gallery shows, and the largest upload in bytes."""
 
     kind: Kind
     items: int
@@ -33,9 +33,9 @@ class About(BaseModel):
 
 
 class ItemAnswer(BaseModel):
-    """One stored item; ``text`` is that of a text item.
+    """A stored item; ``text`` is null unless the run is on texts.
 
-    Items listed by class also say what they are ``taken_for``: the class of their nearest item, where it is another.
+    In listings of a class, ``taken_for`` is the class of the nearest other item if that class is different.
     """
 
     id: str
@@ -46,15 +46,15 @@ class ItemAnswer(BaseModel):
 
 
 class HitAnswer(BaseModel):
-    """A neighbour; ``same_class`` is null where the class of the query is not known."""
+    """A neighbour and its cosine similarity; ``same_class`` is null if the class of the query is unknown."""
 
     item: ItemAnswer
     score: float
     same_class: bool | None
 
 
-class Found(BaseModel):
-    """The neighbours of a query, best first."""
+class SearchAnswer(BaseModel):
+    """The neighbours of a query, best first; ``query`` is null unless the query is a stored item."""
 
     query: ItemAnswer | None
     query_class: str | None
@@ -62,7 +62,7 @@ class Found(BaseModel):
 
 
 class ItemPage(BaseModel):
-    """Some of the items, in a mixed but lasting order; ``next_offset`` is null on the last page."""
+    """A page of items in a fixed random order; ``next_offset`` is null on the last page."""
 
     items: list[ItemAnswer]
     total: int
@@ -70,16 +70,16 @@ class ItemPage(BaseModel):
 
 
 class Confusion(BaseModel):
-    """Another class, and how many items of this one have their nearest neighbour in it."""
+    """Another class, and the number of items whose nearest neighbour belongs to it."""
 
     class_name: str
     items: int
 
 
 class ClassSummary(BaseModel):
-    """How well the items of a class find each other.
+    """Retrieval quality of one class.
 
-    ``recall`` is null where a class has one item only, or is not among those that a large store is measured by.
+    ``recall`` is null if the class has a single item or is not in the sample that a large store is measured on.
     """
 
     class_name: str
@@ -91,15 +91,15 @@ class ClassSummary(BaseModel):
 
 
 class ClassNames(BaseModel):
-    """The names of all classes, in order."""
+    """The names of all classes, sorted."""
 
     class_names: list[str]
 
 
 class ClassList(BaseModel):
-    """All classes, worst first. ``recall`` is Recall@1 over all items.
+    """All classes, lowest recall first. ``recall`` is Recall@1 over all items.
 
-    ``sampled`` says of how many items, where the store has more than are measured: those of some classes, if possible.
+    ``sampled`` is the number of items measured if the store has too many to measure all of them.
     """
 
     classes: list[ClassSummary]
@@ -108,7 +108,7 @@ class ClassList(BaseModel):
 
 
 class CenterAnswer(BaseModel):
-    """A distinct centre of a class, how many trained centres merged into it, and the items that fall to it."""
+    """A distinct centre: how many trained centres merged into it, and the items nearest to it."""
 
     merged: int
     count: int
@@ -116,7 +116,7 @@ class CenterAnswer(BaseModel):
 
 
 class ClassPage(BaseModel):
-    """A class with its centres, where it was trained on."""
+    """A class and, if the run was trained on it, its centres."""
 
     summary: ClassSummary
     centers_per_class: int | None
@@ -125,7 +125,7 @@ class ClassPage(BaseModel):
 
 
 class MapAnswer(BaseModel):
-    """Items in the plane of the two principal directions, in columns; ``texts`` are how text items begin."""
+    """Items on the first two principal components, as columns; ``texts`` has the first characters of text items."""
 
     ids: list[str]
     texts: list[str] | None

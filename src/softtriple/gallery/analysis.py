@@ -1,11 +1,12 @@
-"""A whole store at a glance: which classes are found and which are confused, a map, and what falls to each centre.
+"""Analysis of a whole store: recall and confusions of each class, a map, and the items nearest to each centre.
 
-Everything here is computed from a `Snapshot`, the vectors of a store read into memory once.
+Everything is computed from a `Snapshot`, the embeddings of a store read into memory once.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,39 +22,39 @@ from softtriple.search import Item, Store, nearest
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The items of a store, or of some of its classes, with unit vectors; ``labels`` number ``class_names``."""
+    """The items of a store, or a sample of them, with unit vectors; ``labels`` are positions in ``class_names``."""
 
     items: tuple[Item, ...]
     vectors: Tensor  # (items, dim), float32
     labels: Tensor  # (items,), integers
     class_names: tuple[str, ...]
-    sizes: Mapping[str, int]  # how many items of each class the store had, also of classes that are left out
+    sizes: Mapping[str, int]  # items of every class in the store, including classes that were not sampled
 
     @property
     def total(self) -> int:
-        """How many items the store had."""
+        """The number of items in the store."""
         return sum(self.sizes.values())
 
     def rows_of(self, class_name: str) -> Int[Tensor, " rows"]:
-        """The rows of the items of a class, none of a class that is left out."""
+        """The rows of the items of a class; none if the class was not sampled."""
         if class_name not in self.class_names:
             return torch.empty(0, dtype=torch.int64)
         return (self.labels == self.class_names.index(class_name)).nonzero()[:, 0]
 
 
 def take_snapshot(store: Store, most: int) -> Snapshot:
-    """Read ``store``, or a sample of about ``most`` of its items."""
+    """Read ``store``, or a sample of at most ``most`` of its items."""
     sizes = store.classes()
     chosen, step = sample(sizes, most)
     items: list[Item] = []
     parts, seen = [torch.empty(0, store.dim)], 0
     for batch, vectors in store.scan():
-        among = [row for row, item in enumerate(batch) if item.class_name in chosen]
-        rows = among[-seen % step :: step]
-        seen += len(among)
+        candidates = [row for row, item in enumerate(batch) if item.class_name in chosen]
+        rows = candidates[-seen % step :: step]
+        seen += len(candidates)
         items += [batch[row] for row in rows]
         parts.append(torch.from_numpy(np.asarray(vectors, dtype=np.float32)[rows]))
-    # Not by the store's labels: data indexed in several goes may number the same classes differently.
+    # Not the labels of the store: data sets indexed one after the other number their classes independently.
     class_names = tuple(sorted({item.class_name for item in items}))
     number = {name: number for number, name in enumerate(class_names)}
     labels = torch.tensor([number[item.class_name] for item in items], dtype=torch.int64)
@@ -61,10 +62,10 @@ def take_snapshot(store: Store, most: int) -> Snapshot:
 
 
 def sample(sizes: Mapping[str, int], most: int) -> tuple[set[str], int]:
-    """The classes of a snapshot of at most ``most`` items, and of how many of their items it takes one.
+    """The classes of a sample of at most ``most`` items, and a step: every ``step``-th item of them is taken.
 
-    Classes are drawn whole: an item whose class is thinned out has lost what it should find. Only where classes are so
-    large that no two fit, all of them are thinned.
+    Whole classes are sampled, because an item loses its true neighbours if its class is thinned out. Only if fewer than
+    two classes fit, every class is thinned.
     """
     total = sum(sizes.values())
     if total <= most:
@@ -78,28 +79,28 @@ def sample(sizes: Mapping[str, int], most: int) -> tuple[set[str], int]:
 
 
 def mixed_order(snapshot: Snapshot) -> list[int]:
-    """The rows in an order that is random but always the same, so that the first few show many classes."""
+    """The rows in a random but fixed order, so that the first few show many classes."""
     return [int(row) for row in stream("gallery", 0).permutation(len(snapshot.items))]
 
 
 class ClassScore(NamedTuple):
-    """How well the items of a class find each other."""
+    """Retrieval quality of one class."""
 
     name: str
     items: int
-    recall: float | None  # share of items whose nearest other item is of the class; None for a lone item
-    confused: tuple[tuple[str, int], ...]  # other classes of nearest items and how often, most frequent first
+    recall: float | None  # share of items whose nearest other item is of the class; None for a single item
+    confused: tuple[tuple[str, int], ...]  # other classes of nearest items and their counts, most frequent first
 
 
 def nearest_labels(snapshot: Snapshot) -> Int[Tensor, " items"]:
-    """What each item is taken for: the class of its nearest other item, exact; a lone item's own."""
+    """The class of the nearest other item of each item, by exact search; if there is no other, its own class."""
     if len(snapshot.items) < 2:
         return snapshot.labels
     return snapshot.labels[nearest(snapshot.vectors, snapshot.vectors, 1, exclude_self=True).rows[:, 0]]
 
 
 def class_scores(snapshot: Snapshot, taken_for: Int[Tensor, " items"]) -> list[ClassScore]:
-    """The score of each class, worst first, where items are taken for ``taken_for``."""
+    """The score of each class, lowest recall first, given the class that each item is ``taken_for``."""
     pairs = Counter(zip(snapshot.labels.tolist(), taken_for.tolist(), strict=True))
     sizes = Counter(snapshot.labels.tolist())
     confused: dict[int, list[tuple[str, int]]] = {label: [] for label in sizes}
@@ -119,15 +120,15 @@ def class_scores(snapshot: Snapshot, taken_for: Int[Tensor, " items"]) -> list[C
 
 
 class Projection(NamedTuple):
-    """Items in the plane."""
+    """Items in the plane of the first two principal components."""
 
     rows: Int[np.ndarray, " points"]  # of the snapshot
     points: Float[np.ndarray, "points 2"]
-    explained: float  # share of the variance that the plane shows
+    explained: float  # share of the variance
 
 
 def project(snapshot: Snapshot, most: int) -> Projection:
-    """The two principal directions of all vectors, and at most ``most`` items drawn on them."""
+    """The first two principal components of all vectors, for at most ``most`` items."""
     rows = np.sort(np.array(mixed_order(snapshot)[:most], dtype=np.int64))
     centered = snapshot.vectors.double()
     if len(centered) == 0:
@@ -135,7 +136,7 @@ def project(snapshot: Snapshot, most: int) -> Projection:
     centered = centered - centered.mean(dim=0)
     variances, directions = torch.linalg.eigh(centered.T @ centered)
     plane = F.pad(directions[:, -2:].flip(1), (0, max(0, 2 - directions.shape[1])))
-    # Eigenvectors have no sign of their own: that of their largest number is made positive, and the map stays as it is.
+    # The sign of an eigenvector is arbitrary: a positive largest component keeps the map the same on every machine.
     plane = plane * plane.gather(0, plane.abs().argmax(dim=0, keepdim=True)).sign()
     total = float(variances.clamp(min=0).sum())
     explained = float(variances.clamp(min=0)[-2:].sum()) / total if total else 0.0
@@ -143,7 +144,7 @@ def project(snapshot: Snapshot, most: int) -> Projection:
 
 
 class CenterGroup(NamedTuple):
-    """A distinct centre: how many trained ones merged into it, and the items that it is nearest to, closest first."""
+    """A distinct centre: how many trained centres merged into it, and the rows nearest to it, closest first."""
 
     merged: int
     rows: list[int]
@@ -152,9 +153,9 @@ class CenterGroup(NamedTuple):
 def center_groups(
     vectors: Float[Tensor, "items dim"], centers: Float[Tensor, "k dim"], rows: Sequence[int]
 ) -> list[CenterGroup]:
-    """The distinct centres of one class with the items of the class that fall to each, largest group first.
+    """The distinct centres of a class with the items nearest to each, largest group first.
 
-    ``rows`` are the names that the items get in the result.
+    ``rows[i]`` is the row that stands for ``vectors[i]`` in the result.
     """
     unit = F.normalize(centers, dim=-1)
     leaders = merge_groups(unit[None], MERGED)[0]
@@ -166,3 +167,31 @@ def center_groups(
         order = members[best[members].argsort(descending=True, stable=True)]
         groups.append(CenterGroup(int((leaders == leader).sum()), [rows[item] for item in order.tolist()]))
     return sorted(groups, key=lambda group: (-len(group.rows), -group.merged))
+
+
+@dataclass(frozen=True, eq=False)
+class Overview:
+    """The analyses of a snapshot, each computed on first use."""
+
+    snapshot: Snapshot
+    map_points: int
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The rows in the order in which the gallery shows them."""
+        return mixed_order(self.snapshot)
+
+    @cached_property
+    def taken_for(self) -> Tensor:
+        """The class of the nearest other item of each row."""
+        return nearest_labels(self.snapshot)
+
+    @cached_property
+    def scores(self) -> dict[str, ClassScore]:
+        """Classes by name, lowest recall first."""
+        return {score.name: score for score in class_scores(self.snapshot, self.taken_for)}
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The map."""
+        return project(self.snapshot, self.map_points)
