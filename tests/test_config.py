@@ -29,14 +29,6 @@ def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     assert read_back(Config(), tmp_path) == Config()
 
 
-def test_what_older_runs_wrote_without_being_told_is_not_insisted_on(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text('[data]\nsplit = "classes"\ntest_share = 0.5\npath = "file"\ntext = "text"\nlabel = "label"\n')
-    assert read_config(file) == with_settings(Config(), ["data.path=file"])
-    file.write_text('[data]\nsplit = "classes"\n')
-    assert read_config(file) == with_settings(Config(), ["data.split=classes"])
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets(name: str, tmp_path: Path) -> None:
     config = with_preset(Config(), name)
@@ -58,15 +50,15 @@ def test_values_are_typed() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("train.epoch=3", "there is no 'train.epoch'; choose from epochs, batch_size"),
-        ("train.epochs", "write it as name=value, such as train.epochs=3"),
-        ("training.epochs=3", "there is no group 'training'; choose from dataset, data, model, loss, train"),
-        ("train.epochs=few", "train.epochs = 'few' is not a whole number"),
-        ("train.epochs=2.5", "train.epochs = 2.5 is not a whole number"),
-        ("train.tensorboard=1", "train.tensorboard = 1 is not true or false"),
-        ("model.pooling=max", "model.pooling = 'max' is not one of 'average', 'average.max'"),
-        ("train.milestones=[1.5]", "train.milestones = .* is not a list, each a whole number"),
-        ("loss.centers_per_class=few", "is not a whole number or one of 'auto'"),
+        ("train.epoch=3", "there is no setting 'train.epoch'; did you mean 'epochs'"),
+        ("train.epochs", "expected name=value, such as train.epochs=3"),
+        ("training.epochs=3", "there is no group 'training' .*did you mean 'train'"),
+        ("train.epochs=few", "train.epochs = 'few' must be .*integer"),
+        ("train.epochs=2.5", "train.epochs = 2.5 must be .*integer"),
+        ("train.tensorboard=1", "train.tensorboard = 1 must be .*boolean"),
+        ("model.pooling=max", "model.pooling = 'max' must be 'average' or 'average.max'"),
+        ("train.milestones=[1.5]", "train.milestones = .* must be .*integer"),
+        ("loss.centers_per_class=few", "must be .*integer or 'auto'"),
     ],
 )
 def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
@@ -77,10 +69,10 @@ def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[train]\nepoch = 3\n", "there is no 'train.epoch'"),
-        ("train = 3\n", "train = 3 is not a table"),
-        ("[train\n", "not TOML"),
-        ("[train]\nepochs = 'x'\n", "train.epochs = 'x' is not a whole number"),
+        ("[train]\nepoch = 3\n", "there is no setting 'train.epoch'"),
+        ("train = 3\n", "train = 3 must be"),
+        ("[train\n", "not valid TOML"),
+        ("[train]\nepochs = 'x'\n", "train.epochs = 'x' must be"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -102,10 +94,10 @@ def test_unknown_preset() -> None:
 )
 def test_numbers_out_of_range_are_refused(setting: str) -> None:
     name = setting.partition("=")[0]
-    with pytest.raises(ValueError, match=rf"--set: {name} = .* must be at least"):
+    with pytest.raises(ValueError, match=rf"--set: {name} = .* must be greater than or equal to"):
         with_settings(Config(), [setting])
 
 
 def test_a_number_beyond_what_machines_count_is_none() -> None:
-    with pytest.raises(ValueError, match="is not a whole number"):
+    with pytest.raises(ValueError, match="must be less than"):
         with_settings(Config(), [f"train.epochs={10**30}"])

@@ -19,6 +19,7 @@ import pytest
 import torch
 from PIL import Image
 
+from softtriple.errors import UserError
 from softtriple.interop import export
 from softtriple.interop.export import FORMATS, OPSET, describe, export_encoder
 from softtriple.models import Encoder
@@ -190,8 +191,8 @@ def test_a_file_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest.
     file.write_text("what was there")
     wrong = FORMATS["torchscript"]._replace(run=lambda path, items: np.zeros((len(items), 4)))
     monkeypatch.setitem(export.FORMATS, "torchscript", wrong)
-    with pytest.raises(ValueError, match=r"encoder\.pt: not written, because its vectors differ .* by 0\.\d+"):
-        export_encoder(build("linear"), file, "torchscript")
+    with pytest.raises(ValueError, match=r"encoder\.pt .* by 0\.\d+"):
+        export_encoder(build("linear"), file, "torchscript", force=True)
     assert file.read_text() == "what was there"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -201,17 +202,28 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path, monkeypatch: pytest.Mo
         raise RuntimeError("operator ::bend is not known\nand much more")
 
     monkeypatch.setitem(export.FORMATS, "onnx", FORMATS["onnx"]._replace(write=refuse))
-    with pytest.raises(ValueError, match=r"linear cannot be exported as onnx \(operator ::bend is not known\)"):
+    with pytest.raises(ValueError, match=r"linear as onnx \(operator ::bend is not known\)"):
         export_encoder(build("linear"), tmp_path / "encoder.onnx")
     assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path) -> None:
+    file = tmp_path / "encoder.pt"
+    file.write_text("another model")
+    with pytest.raises(UserError, match=r"encoder\.pt .*--force"):
+        export_encoder(build("linear"), file, "torchscript")
+    assert file.read_text() == "another model"
+    export_encoder(build("linear"), file, "torchscript", force=True)
+    check(build("linear"), "torchscript", file)
 
 
 @pytest.mark.parametrize(
     ("file", "format", "message"),
     [
-        ("a.onnx", "tflite", "unknown format 'tflite'; choose from onnx, torchscript, torch-export"),
-        ("a.pt", "onnx", r"a\.pt: files of the format onnx are called a\.onnx"),
-        ("a", "torch-export", r"a: files of the format torch-export are called a\.pt2"),
+        ("a.onnx", "tflite", "'tflite'; choose from onnx, torchscript, torch-export"),
+        ("a.onnx", "torchscrpt", "did you mean 'torchscript'"),
+        ("a.pt", "onnx", r"a\.pt: .* a\.onnx"),
+        ("a", "torch-export", r"a: .* a\.pt2"),
     ],
 )
 def test_mistakes_are_named(file: str, format: str, message: str) -> None:
@@ -221,5 +233,5 @@ def test_mistakes_are_named(file: str, format: str, message: str) -> None:
 
 def test_without_onnx_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(ImportError, match=r"export to ONNX needs onnxruntime: pip install 'softtriple\[onnx\]'"):
+    with pytest.raises(UserError, match=r"onnxruntime: pip install 'softtriple\[onnx\]'"):
         export_encoder(build("linear"), tmp_path / "encoder.onnx")

@@ -122,15 +122,15 @@ def test_classes_of_several_modes() -> None:
 @pytest.mark.parametrize(
     ("parameter", "message"),
     [
-        ({"n_components": 0}, "n_components = 0 must be a whole number above 0"),
-        ({"n_components": 2.5}, "n_components = 2.5 must be a whole number above 0"),
+        ({"n_components": 0}, "'n_components' .* SoftTripleEmbedding must be an int .* Got 0"),
+        ({"n_components": 2.5}, "'n_components' .* an int .* Got 2.5"),
         ({"gamma": 0.0}, "gamma = 0.0 must be a finite number above 0"),
-        ({"batch_size": 0}, "batch_size = 0 must be a whole number above 0"),
-        ({"epochs": 0}, "epochs = 0 must be a whole number above 0"),
-        ({"learning_rate": -1.0}, "learning_rate = -1.0 must be a finite number, at least 0"),
-        ({"center_learning_rate": np.nan}, "center_learning_rate = nan must be a finite number, at least 0"),
-        ({"hidden_layer_sizes": (0,)}, r"hidden_layer_sizes = \(0,\) must be whole numbers above 0"),
-        ({"hidden_layer_sizes": 16}, r"hidden_layer_sizes = 16 must be whole numbers above 0, such as \(16,\)"),
+        ({"batch_size": 0}, "'batch_size' .* an int .* Got 0"),
+        ({"epochs": 0}, "'epochs' .* an int .* Got 0"),
+        ({"learning_rate": -1.0}, "'learning_rate' .* a float .* Got -1.0"),
+        ({"center_learning_rate": np.nan}, "'center_learning_rate' .* a float .* Got nan"),
+        ({"hidden_layer_sizes": (0,)}, r"'hidden_layer_sizes' .* ints .* Got \(0,\)"),
+        ({"hidden_layer_sizes": 16}, r"'hidden_layer_sizes' .* such as \(16,\)\. Got 16"),
     ],
 )
 @pytest.mark.usefixtures("unchecked")

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from softtriple.losses import SoftTripleLoss, sample_classes
+from softtriple.losses import Loss, SoftmaxLoss, SoftTripleLoss, sample_classes
 from softtriple.training.checkpoint import KEEP, Position, _own_states, load_checkpoint, read_state, save_checkpoint
 from softtriple.training.optim import RowAdam
 
 
-def parts(width: int = 3) -> tuple[nn.Module, nn.Module, torch.optim.Optimizer, torch.amp.GradScaler]:
+def parts(width: int = 3) -> tuple[nn.Module, Loss, torch.optim.Optimizer, torch.amp.GradScaler]:
     torch.manual_seed(0)
-    encoder, loss = nn.Linear(width, 2), nn.Linear(2, 2)
+    encoder, loss = nn.Linear(width, 2), SoftmaxLoss(2, 2)
     optimizer = torch.optim.Adam([*encoder.parameters(), *loss.parameters()])
-    loss(encoder(torch.ones(4, width))).sum().backward()
+    loss(encoder(torch.ones(4, width)), torch.tensor([0, 1, 0, 1])).backward()
     optimizer.step()
     return encoder, loss, optimizer, torch.amp.GradScaler("cpu")
 
@@ -66,7 +66,7 @@ def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
 
 def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, Position(1), *parts())
-    with pytest.raises(ValueError, match=r"epoch-00001.*not the state of this run"):
+    with pytest.raises(ValueError, match=r"epoch-00001.*not a state of this run"):
         load_checkpoint(tmp_path, *parts(width=5))
 
 
@@ -94,8 +94,3 @@ def test_the_scale_of_half_precision_comes_back(tmp_path: Path) -> None:
     *others, fresh = parts()
     load_checkpoint(tmp_path, *others, fresh)
     assert fresh.state_dict() == scaler.state_dict()
-    (file,) = tmp_path.iterdir()
-    before = read_state(file)
-    del before["scaler"]  # as older versions wrote it
-    torch.save(before, file)
-    load_checkpoint(tmp_path, *others, torch.amp.GradScaler("cpu"))

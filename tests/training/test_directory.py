@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from softtriple.config import Config, with_settings
+from softtriple.errors import UserError
 from softtriple.training.checkpoint import Position
 from softtriple.training.directory import RunDir
 
@@ -14,7 +15,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     with run.opened(resume=False):
         run.write_config(Config())
         run.append_log({"epoch": 1})
-    with pytest.raises(FileExistsError, match="continue it with --resume"), run.opened(resume=False):
+    with pytest.raises(UserError, match=r"run already exists.*--resume"), run.opened(resume=False):
         pass
     with run.opened(resume=True):
         assert run.read_config() == Config()
@@ -27,14 +28,14 @@ def test_a_start_that_failed_is_in_nobodys_way(tmp_path: Path) -> None:
     with run.opened(resume=False):
         run.write_config(Config(dataset="right"))
         (run.checkpoints / "epoch-00000-batch-0000001.pt").touch()
-    with pytest.raises(FileExistsError, match="not overwritten"), run.opened(resume=False):
+    with pytest.raises(UserError, match="already exists"), run.opened(resume=False):
         pass
     assert run.read_config() == Config(dataset="right")
 
 
 def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("mine")
-    with pytest.raises(FileExistsError, match="not overwritten"), RunDir(tmp_path).opened(resume=False):
+    with pytest.raises(UserError, match="already exists"), RunDir(tmp_path).opened(resume=False):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
@@ -43,7 +44,7 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     with (
         run.opened(resume=False),
-        pytest.raises(BlockingIOError, match="another process is training"),
+        pytest.raises(UserError, match="another process is training"),
         run.opened(resume=True),
     ):
         pass
@@ -53,7 +54,7 @@ def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.write_config(Config())
     run.write_config(Config())
-    with pytest.raises(ValueError, match="started with other settings"):
+    with pytest.raises(UserError, match=r"train.epochs was 50, now 3"):
         run.write_config(with_settings(Config(), ["train.epochs=3"]))
 
 
@@ -70,12 +71,12 @@ def test_a_run_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.write_config(Config())
     run.config_file.write_text(run.config_file.read_text().replace("format = 1", "format = 2\nunheard_of = 3"))
-    with pytest.raises(ValueError, match=r"config\.toml: written by a newer softtriple \(format 2, this one reads 1\)"):
+    with pytest.raises(ValueError, match=r"config\.toml: written by a newer softtriple \(format 2"):
         run.read_config()
 
 
 def test_not_a_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="not a run directory"):
+    with pytest.raises(UserError, match="not a run directory"):
         RunDir(tmp_path).read_config()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from softtriple.models import Encoder
-from softtriple.models.backbones.text import HashedNgrams, text
+from softtriple.models.backbones.text import CACHED_CHARACTERS, HashedNgrams, _cached_buckets, text
 
 
 def by_the_book(words: list[str], buckets: int) -> list[int]:
@@ -52,6 +52,14 @@ def test_an_endless_text_is_cut() -> None:
     hashed = HashedNgrams(buckets=1000)
     assert hashed(["ab " * 100_000]).shape[1] < 4096 * 4
     assert hashed(["x" * 4096 + "y"]).equal(hashed(["x" * 4096]))
+
+
+def test_long_words_do_not_fill_the_cache() -> None:
+    hashed = HashedNgrams(buckets=1000)
+    _cached_buckets.cache_clear()
+    words = ["short", "x" * 2000, "y" * (CACHED_CHARACTERS - 2), "z" * (CACHED_CHARACTERS - 1)]  # without < and >
+    assert hashed([" ".join(words)])[0].tolist() == by_the_book(words, 1000)
+    assert _cached_buckets.cache_info().currsize == 2
 
 
 def test_the_mean_over_the_ngrams_and_nothing_else() -> None:

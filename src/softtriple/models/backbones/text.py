@@ -10,7 +10,7 @@ import unicodedata
 import zlib
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ PADDING = 0
 LETTERS = (3, 4, 5)
 # About a page. The rest would change the mean little, and one endless text must not exhaust the memory.
 MOST_CHARACTERS = 4096
+# Longer words are rare and are not cached, which keeps the cache below about 60 MB for any texts.
+CACHED_CHARACTERS = 32
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
@@ -62,7 +64,9 @@ class HashedNgrams:
     def _row(self, text: str) -> list[int]:
         normal = unicodedata.normalize("NFKC", text[:MOST_CHARACTERS]).casefold()
         words = [f"<{word}>" for word in _WORDS.findall(normal)]
-        row = list(chain.from_iterable(_word_buckets(word, self.buckets) for word in words))
+        row: list[int] = []
+        for word in words:
+            row += (_cached_buckets if len(word) <= CACHED_CHARACTERS else _word_buckets)(word, self.buckets)
         return row + [_bucket(f"{first} {second}", self.buckets) for first, second in pairwise(words)]
 
 
@@ -84,11 +88,13 @@ class _Average(nn.EmbeddingBag):
         return (F.embedding(rows, self.weight) * known).sum(dim=1) / known.sum(dim=1).clamp(min=1)
 
 
-# Texts repeat words: hashing each word once makes preprocessing several times as fast.
-@lru_cache(maxsize=2**16)
 def _word_buckets(word: str, buckets: int) -> tuple[int, ...]:
     letters = [word[start : start + n] for n in LETTERS for start in range(len(word) - n + 1)]
     return tuple(_bucket(gram, buckets) for gram in (word, *letters))
+
+
+# Texts repeat words: hashing each word once makes preprocessing several times as fast.
+_cached_buckets = lru_cache(maxsize=2**14)(_word_buckets)
 
 
 def _bucket(gram: str, buckets: int) -> int:

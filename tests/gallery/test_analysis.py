@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from sklearn.decomposition import PCA
 from tests.gallery.memory_store import MemoryStore
 
-from softtriple.gallery.overview import (
+from softtriple.gallery.analysis import (
     ClassScore,
     Snapshot,
     center_groups,
