@@ -12,25 +12,17 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import BboxBase
 from PIL import Image
 
-from softtriple.papers.figures import (
-    COLORS,
-    WRONG,
-    Circle,
-    draw_centers,
-    draw_circles,
-    draw_curves,
-    draw_retrieved,
-    png,
-    svg,
-)
+from softtriple.papers.figures import WRONG, Circle, draw_circles, draw_curves, draw_queries
 from softtriple.papers.sheets import Number
-from softtriple.report.page import Found, Retrieved
+from softtriple.progress import one_line
+from softtriple.report.charts import COLORS, draw_centers, png, svg
+from softtriple.report.pictures import Neighbor, Query
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def query(picture, *same: bool) -> Retrieved:
-    return Retrieved(picture, "a", tuple(Found(picture, "b", 0.5, right) for right in same))
+def query(picture, *same: bool) -> Query:
+    return Query(picture, "a", tuple(Neighbor(picture, "b", 0.5, right) for right in same))
 
 
 def figures():
@@ -42,8 +34,8 @@ def figures():
         "centers": draw_centers({"with": [3.0, 1.0, 2.5], "without": [20.0, 20.0, 20.0]}, 20),
         "curves": draw_curves({"R@1": {"with": curve, "without": curve}}, xlabel="K", caption="bars"),
         "four": draw_curves({f"m{i}": {"with": curve} for i in range(4)}, xlabel="K"),
-        "pictures": draw_retrieved({"one": [query(square, True, False)], "two": [query(square, True, True)]}),
-        "texts": draw_retrieved({"one": [query("row 3", True, False)]}),
+        "pictures": draw_queries({"one": [query(square, True, False)], "two": [query(square, True, True)]}),
+        "texts": draw_queries({"one": [query("row 3", True, False)]}),
         "circles": draw_circles([Circle("c", points, np.arange(12) % 3, points[:6].reshape(3, 2, 2))]),
     }
 
@@ -80,7 +72,7 @@ def test_only_wrong_neighbours_have_a_box_and_a_cross() -> None:
 def test_two_lines_differ_in_colour_and_dashes() -> None:
     shown = [line for line in figures()["curves"].axes[0].get_lines() if line.get_linestyle() != "None"]
     assert [line.get_color() for line in shown] == list(COLORS[:2])
-    assert len({line.get_linestyle() for line in shown}) == 2
+    assert len({line._dash_pattern[1] is None for line in shown}) == 2
     assert list(shown[0].get_ydata()) == pytest.approx([50, 60])
 
 
@@ -113,9 +105,17 @@ def test_settings_of_matplotlib_stay_as_they_were() -> None:
 def test_photographs_are_compressed_and_drawings_stay_as_they_are():
     noise = np.random.default_rng(0).integers(0, 256, size=(12, 12, 3), dtype=np.uint8)
     photograph = np.asarray(Image.fromarray(noise).resize((96, 96), Image.Resampling.BICUBIC))
-    content = {name: svg(draw_retrieved({"one": [query(picture, True)]})) for name, picture in
+    content = {name: svg(draw_queries({"one": [query(picture, True)]})) for name, picture in
                {"photograph": photograph, "drawing": np.zeros((96, 96, 3), dtype=np.uint8)}.items()}  # fmt: skip
     assert b"data:image/jpeg" in content["photograph"]
     assert b"data:image/png" not in content["photograph"]
     assert b"data:image/png" in content["drawing"]
     assert b"data:image/jpeg" not in content["drawing"]
+
+
+@pytest.mark.parametrize("text", ["costs $5 or $6", r"$\frac{$", "\udcff", "a\x1b\x00b", "日本 🙂", "<b>&"])
+def test_no_text_of_a_user_is_mathematics_or_breaks_a_file(text: str) -> None:
+    figure = draw_queries({"one": [query(text, True)]})
+    assert one_line(text).strip() in words(svg(figure)) | {""}
+    with Image.open(BytesIO(png(figure))) as image:
+        image.verify()

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,27 +13,22 @@ from PIL import Image
 from tests.report.html_tree import parse, text
 
 from softtriple.cli import main
-from softtriple.papers import hidden_modes, illustration, neighbors, runs
-from softtriple.papers.reproduce import TARGETS, reproduce
+from softtriple.config import with_values
+from softtriple.data import ImageFiles, Split, load_benchmark
+from softtriple.errors import UserError
+from softtriple.papers.recipes import softtriple_recipe
+from softtriple.papers.reproduce import TARGETS, choose_protocol, reproduce
+from softtriple.papers.runs import Study
 from softtriple.progress import Reporter
-from softtriple.training import train as experiment
 
 QUIET = Reporter(quiet=True)
 TINY = ["train.epochs=1", "train.batch_size=128", "model.dim=9"]
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that are trained, as they come."""
-    names: list[str] = []
-
-    def train(config, run, reporter, *, resume=False):
-        names.append("/".join(run.path.parts[-2:]))
-        return experiment.train(config, run, reporter, resume=resume)
-
-    for module in (runs, hidden_modes, illustration, neighbors):
-        monkeypatch.setattr(module, "train", train)
-    return names
+def trained(out: Path) -> list[str]:
+    """The runs in ``out`` in the order in which their weights were written."""
+    files = sorted(out.glob("*/seed-*/encoder/model.safetensors"), key=lambda file: file.stat().st_mtime_ns)
+    return [file.parents[1].relative_to(out).as_posix() for file in files]
 
 
 @pytest.fixture
@@ -50,10 +46,10 @@ def make(target: str, data: str | None, out: Path, *settings: str, **options):
     return reproduce(target, data, out, settings=[*TINY, *settings], reporter=QUIET, **options)
 
 
-def test_a_table_and_its_files(tmp_path: Path, trained: list[str]) -> None:
+def test_a_table_and_its_files(tmp_path: Path) -> None:
     made = make("table2", "digits", tmp_path, seeds=2)
     rows = ["hdc_384", "margin_128", "htl_512", "softmax-norm_512", "softtriple_512"]
-    assert trained == [f"{row}/seed-{seed}" for row in rows for seed in (0, 1)]
+    assert trained(tmp_path) == [f"{row}/seed-{seed}" for row in rows for seed in (0, 1)]
     assert list(made.numbers) == rows
     assert [file.name for file in made.files] == ["table2.md", "table2.html"]
 
@@ -93,29 +89,34 @@ def test_what_the_paper_does_not_state_is_no_departure_from_it(photographs: str,
     assert "train.views" not in departures
 
 
-def test_finished_rows_are_read_and_unfinished_ones_continued(tmp_path: Path, trained: list[str]) -> None:
-    first = make("table1", "digits", tmp_path, rows=["softtriple", "proxy-nca"])
-    assert trained == ["proxy-nca_64/seed-0", "softtriple_64/seed-0"]
-    log = tmp_path / "softtriple_64/seed-0/log.jsonl"
+@pytest.mark.parametrize(
+    ("table", "first", "second"), [("table1", "proxy-nca_64", "softtriple_64"), ("table2", "margin_128", "hdc_384")]
+)
+def test_finished_rows_are_read_and_unfinished_ones_continued(table, first, second, tmp_path: Path) -> None:
+    made = make(table, "digits", tmp_path, rows=[first, second])
+    before = {row: (tmp_path / row / "seed-0/encoder/model.safetensors").stat() for row in (first, second)}
+    log = tmp_path / second / "seed-0/log.jsonl"
     epochs = log.read_text()
-    (tmp_path / "softtriple_64/seed-0/report.json").unlink()
-    again = make("table1", "digits", tmp_path, rows=["softtriple_64", "proxy-nca_64"])
-    assert trained[2:] == ["softtriple_64/seed-0"]
+    (tmp_path / second / "seed-0/report.json").unlink()
+    again = make(table, "digits", tmp_path, rows=[first, second])
+    after = {row: (tmp_path / row / "seed-0/encoder/model.safetensors").stat() for row in (first, second)}
+    assert [before[row].st_mtime_ns == after[row].st_mtime_ns for row in (first, second)] == [True, False]
     assert log.read_text() == epochs  # the epoch was not trained again
-    assert again.numbers == first.numbers
-    assert again.text == first.text
-    # Rows that were not chosen show their published numbers alone.
-    assert again.text.count("published ") == 7
+    assert again.numbers == made.numbers
+    assert again.text == made.text
+    # Rows that were not chosen show only their published numbers.
+    assert again.text.count("published ") == {"table1": 7, "table2": 5}[table]
     assert again.text.count("ours ") == 2
     assert "95 % interval" in again.text
 
 
-def test_a_finished_row_with_other_settings_is_not_passed_off(tmp_path: Path, trained: list[str]) -> None:
+def test_a_finished_row_with_other_settings_is_not_used(tmp_path: Path) -> None:
     make("table5", "digits", tmp_path, rows=["softtriple"])
-    with pytest.raises(ValueError, match=r"softtriple_64/seed-0: the run there has train.epochs = 1, not 2"):
+    weights = (tmp_path / "softtriple_64/seed-0/encoder/model.safetensors").read_bytes()
+    with pytest.raises(UserError, match=r"softtriple_64/seed-0: this run has train.epochs = 1, not 2"):
         make("table5", "digits", tmp_path, "train.epochs=2", rows=["softtriple"])
-    assert len(trained) == 1
-    assert "epochs: 1" not in (tmp_path / "table5.md").read_text()  # the head is not that of a run left out
+    assert (tmp_path / "softtriple_64/seed-0/encoder/model.safetensors").read_bytes() == weights
+    assert "epochs: 1" not in (tmp_path / "table5.md").read_text()  # the facts are not those of a run left out
 
 
 def test_columns_that_the_data_do_not_have_are_empty(tmp_path: Path) -> None:
@@ -143,7 +144,7 @@ def test_missing_weights_are_said_and_asked_for_once(
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
-    with pytest.raises(ValueError, match=r"nothing could be run: .*bn_inception.*--set model.weights=FILE"):
+    with pytest.raises(UserError, match=r"nothing could be run: .*bn_inception.*--set model.weights=FILE"):
         make("table1", photographs, tmp_path, protocol="full", rows=["softmax-norm", "softtriple"])
     assert len(asked) == 1
     table = (tmp_path / "table1.md").read_text()
@@ -152,36 +153,36 @@ def test_missing_weights_are_said_and_asked_for_once(
 
 
 def test_missing_data_are_said_with_where_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no such file.*to be had from https://cvgl"):
+    with pytest.raises(UserError, match=r"no such file.*available from https://cvgl"):
         make("table6", f"sop:{tmp_path}", tmp_path)
     assert "78.3" in (tmp_path / "table6.html").read_text()
 
 
-def test_protocols_decide_what_is_trained(photographs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = {}
-
-    def train(config, run, reporter, *, resume=False):
-        configs[run.path.parts[-3]] = config
-        raise ValueError("seen enough")
-
-    monkeypatch.setattr(runs, "train", train)
-    for name, protocol in (("head", "head"), ("full", "full"), ("cpu", None)):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with pytest.raises(ValueError, match="seen enough"):
-            make("table1", photographs, tmp_path / name, rows=["softtriple"], protocol=protocol)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(ValueError, match="seen enough"):
-        make("table1", photographs, tmp_path / "gpu", rows=["softtriple"])
-    found = {name: (config.model.backbone, config.model.trainable) for name, config in configs.items()}
+def test_protocols_decide_what_is_trained(tmp_path: Path) -> None:
+    photographs = replace(load_benchmark("digits"), train=Split(ImageFiles(("a.jpg",)), np.zeros(1, dtype=np.int64)))
     head, full = ("efficientnet-lite0", "head"), ("bn-inception", "all")
-    assert found == {"head": head, "full": full, "cpu": head, "gpu": full}
+    for asked, on_gpu, expected in [
+        ("head", True, head),
+        ("full", False, full),
+        (None, False, head),
+        (None, True, full),
+    ]:
+        protocol = choose_protocol("photographs", photographs, asked, on_gpu=on_gpu)
+        config = Study("photographs", tmp_path, QUIET, protocol=protocol).config(softtriple_recipe(), seed=1)
+        assert (config.model.backbone, config.model.trainable, config.train.seed) == (*expected, 1)
+    assert choose_protocol("digits", load_benchmark("digits"), None, on_gpu=True) == "scratch"
+
+
+def test_the_full_protocol_is_the_paper(tmp_path: Path) -> None:
+    config = Study("digits", tmp_path, QUIET, protocol="full").config(softtriple_recipe(), seed=0)
+    assert config == with_values(softtriple_recipe(), {"dataset": "digits"})
 
 
 @pytest.mark.parametrize("target", ["centers", "recall-vs-k", "retrieved"])
-def test_figures_of_the_paper(target: str, tmp_path: Path, trained: list[str]) -> None:
+def test_figures_of_the_paper(target: str, tmp_path: Path) -> None:
     made = make(target, "digits", tmp_path)
     expected = {"centers": 2, "recall-vs-k": 9, "retrieved": 2}  # one centre is not run twice
-    assert len(trained) == expected[target]
+    assert len(trained(tmp_path)) == expected[target]
     assert [file.name for file in made.files] == [f"{target}.{kind}" for kind in ("md", "html", "svg", "png")]
     assert ElementTree.parse(made.files[2]).getroot().tag.endswith("svg")
     with Image.open(made.files[3]) as image:
@@ -208,27 +209,32 @@ def test_illustration_shows_what_one_centre_cannot_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "data", "options", "sentence"),
     [
-        ("table7", "digits", {}, "unknown target 'table7'; choose from table1"),
+        ("table7", "digits", {}, "unknown target 'table7'.*table"),
         ("table1", None, {}, "table1 needs --data"),
-        ("illustration", "digits", {}, "illustration draws its own data"),
-        ("retrieved", "digits", {"seeds": 2}, "--seeds 2: retrieved takes 1"),
+        ("illustration", "digits", {}, "illustration has its own data"),
+        ("retrieved", "digits", {"seeds": 2}, "--seeds 2: retrieved takes exactly 1"),
         ("table1", "digits", {"seeds": 0}, "--seeds 0"),
-        ("table1", "digits", {"rows": ["triplet"]}, "--rows triplet: there is no such row"),
-        ("table1", "digits", {"protocol": "head"}, "digits holds no photographs"),
-        ("table1", "digits", {"settings": ["train.epoch=1"]}, "there is no 'train.epoch'"),
-        ("table1", "digits", {"settings": ["loss.name=softmax"]}, "table1 compares runs that differ in it"),
-        ("recall-vs-k", "digits", {"settings": ["loss.options.tau=1.0"]}, "recall-vs-k compares runs"),
-        ("table1", "digits", {"settings": ["train.seed=3"]}, "--seeds gives the number"),
-        ("hidden-modes", "digits", {}, "digits has no fine labels"),
+        ("table1", "digits", {"rows": ["triplet"]}, "--rows triplet"),
+        ("table1", "digits", {"protocol": "head"}, "--protocol head .*digits"),
+        ("table1", "digits", {"settings": ["train.epoch=1"]}, "'train.epoch'.*'epochs'"),
+        ("table1", "digits", {"settings": ["loss.name=softmax"]}, "rows of table1 differ in loss.name"),
+        (
+            "recall-vs-k",
+            "digits",
+            {"settings": ["loss.options.tau=1.0"]},
+            "rows of recall-vs-k differ in loss.options.tau",
+        ),
+        ("table1", "digits", {"settings": ["train.seed=3"]}, "train.seed=3.*--seeds"),
+        ("hidden-modes", "digits", {}, "digits has no fine labels.*glyphs"),
     ],
 )
 def test_what_a_user_got_wrong(target: str, data: str | None, options: dict, sentence: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         reproduce(target, data, tmp_path, reporter=QUIET, **options)
 
 
 def test_an_unknown_protocol(photographs: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown protocol 'tail'; choose from head, full"):
+    with pytest.raises(UserError, match="unknown protocol 'tail'; choose from head, full"):
         make("table1", photographs, tmp_path, protocol="tail")
 
 

@@ -1,6 +1,9 @@
-"""Numbers, and sheets in their three forms."""
+"""Numbers, sheets in their three forms, and the files of a target."""
 
+import errno
 import statistics
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.report.html_tree import parse, text
@@ -9,6 +12,7 @@ from softtriple.papers.sheets import (
     Block,
     Line,
     Number,
+    Result,
     Sheet,
     as_json,
     bars_caption,
@@ -17,7 +21,9 @@ from softtriple.papers.sheets import (
     to_markdown,
     to_text,
     uncertainty_label,
+    write_result,
 )
+from softtriple.report.charts import draw_centers
 
 SHEET = Sheet(
     title="A <title> of_it",
@@ -71,6 +77,13 @@ def test_markdown_has_as_many_cells_in_every_row() -> None:
     assert lines[-1].endswith("(figure.svg)")
 
 
+def test_text_that_is_no_utf8_can_be_written() -> None:
+    sheet = replace(SHEET, facts=(("Data", "folder \udcff"),))
+    for content in (to_markdown(sheet), to_html(sheet)):
+        content.encode("utf-8")
+        assert "folder ?" in content
+
+
 def test_html_is_well_formed_and_text_stays_text() -> None:
     page = to_html(SHEET, [b"<svg/>"])
     tree = parse(page)
@@ -79,3 +92,20 @@ def test_html_is_well_formed_and_text_stays_text() -> None:
     assert [text(cell) for cell in tree.iter("strong")] == ["49.25", "60.0"]
     assert tree.find(".//th[@rowspan]").get("rowspan") == "2"
     assert tree.find(".//img").get("src").startswith("data:image/svg+xml;base64,")
+
+
+def test_a_figure_on_a_full_disk_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = Result(Sheet("a figure", (), (), ()), figure=draw_centers({"one": [1.0, 2.0]}, 2))
+    files = write_result(result, tmp_path, "centers")
+    before = [file.read_bytes() for file in files]
+
+    def write_half(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", write_half)
+    with pytest.raises(OSError, match=r"centers\.svg: cannot be written"):
+        write_result(result, tmp_path, "centers")
+    assert [file.read_bytes() for file in files] == before
+    assert sorted(tmp_path.iterdir()) == sorted(files)

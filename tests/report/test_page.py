@@ -3,6 +3,7 @@
 import base64
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,17 @@ from hypothesis import strategies as st
 from PIL import Image as PillowImage
 from tests.report.html_tree import parse, text
 
+from softtriple.data import make_benchmark
+from softtriple.errors import UserError
 from softtriple.metrics import ClassResult, KMeansRuns, Report
-from softtriple.report.page import CenterGroup, ClassCenters, Found, Method, Page, Retrieved, render_page
+from softtriple.progress import Reporter
+from softtriple.report import write_page
+from softtriple.report.centers import count_centers
+from softtriple.report.page import Method, Page, render_page
+from softtriple.report.pictures import CenterGroup, ClassCenters, Neighbor, Query
+from softtriple.training import Run, train
+
+LOSSES = ("softtriple", "semi-hard")
 
 RANDOM = np.random.default_rng(0)
 GLYPH = RANDOM.integers(256, size=(32, 24, 3), dtype=np.uint8)
@@ -41,15 +51,15 @@ REPORT = Report(
 BARE = replace(REPORT, nmi=None, ami=None, kmeans=None, intervals={}, per_class={})
 
 
-def retrieved(*same_class, picture=GLYPH):
-    found = tuple(Found(picture, "a" if same else "b", 0.875, same) for same in same_class)
-    return (Retrieved(picture, "a", found),)
+def queries(*same_class, picture=GLYPH):
+    neighbors = tuple(Neighbor(picture, "a" if same else "b", 0.875, same) for same in same_class)
+    return (Query(picture, "a", neighbors),)
 
 
 CENTERS = (ClassCenters("a", 3, (CenterGroup(7, (GLYPH, GLYPH)), CenterGroup(1, ("a text",)))),)
-SOFTTRIPLE = Method("SoftTriple", REPORT, (3.0, 2.0, 1.5), (1, 2, 2), retrieved(True, True, False), CENTERS)
+SOFTTRIPLE = Method("SoftTriple", REPORT, (3.0, 2.0, 1.5), (1, 2, 2), queries(True, True, False), CENTERS)
 SOFTMAX = Method(
-    "Softmax", replace(REPORT, map_at_r=0.25, r_precision=0.25), (2.0, 1.0), (), retrieved(False, True, False)
+    "Softmax", replace(REPORT, map_at_r=0.25, r_precision=0.25), (2.0, 1.0), (), queries(False, True, False)
 )
 PAGE = Page("Glyphs", (("data", "letters"), ("time", "58 s")), (SOFTTRIPLE, SOFTMAX))
 NOTHING = Method("Bare", BARE, (), (), ())
@@ -95,7 +105,7 @@ def test_same_page_gives_the_same_text():
     assert render_page(PAGE) == render_page(PAGE)
 
 
-def test_metrics_stand_in_rows_with_one_column_a_method():
+def test_metrics_are_rows_with_one_column_per_method():
     tree = parse(render_page(PAGE))
     assert table_rows(tree) == [
         ["", "SoftTriple", "Softmax"],
@@ -108,7 +118,7 @@ def test_metrics_stand_in_rows_with_one_column_a_method():
         ["Distinct centres per class", "1.7", "–"],
     ]
     assert "8 queries of 2 classes against 9 items." in text(tree)
-    assert text(tree.find(".//dl")) == "dataletterstime58 s"
+    assert text(tree.find(".//dl")) == "dataletters time58 s"
 
 
 def test_best_is_bold_ties_included():
@@ -125,14 +135,14 @@ def test_one_method_is_not_called_best():
     assert "bold" not in text(tree.find(".//main"))
 
 
-def test_what_no_report_knows_has_no_row():
+def test_a_metric_of_no_report_has_no_row():
     tree = page_of(NOTHING)
     names = [row[0] for row in table_rows(tree)]
     assert names == ["", "Recall@1", "Recall@8", "MAP@R", "R-precision"]
     assert "Small print" not in text(tree)
 
 
-def test_what_one_report_does_not_know_is_a_dash():
+def test_a_metric_that_one_report_lacks_is_a_dash():
     other = replace(NOTHING, report=replace(BARE, recall={1: 0.5, 2: 0.625}))
     rows = {name: cells for name, *cells in table_rows(page_of(SOFTTRIPLE, other))}
     assert rows["NMI"] == ["60.00 spread 1.00", "–"]
@@ -143,7 +153,7 @@ def test_queries_left_out_are_named():
     report = replace(REPORT, num_without_positives=3, num_zero_vectors=2)
     shown = text(page_of(replace(SOFTTRIPLE, report=report)))
     assert "3 left out" in shown
-    assert "2 vectors being zero" in shown
+    assert "2 zero vectors" in shown
 
 
 def test_sections_without_content_are_left_out():
@@ -165,12 +175,12 @@ def test_wrong_neighbors_are_marked_in_words_too():
     alts = [image.get("alt") for image in tree.findall(".//ol[@class='items']/li/img")]
     assert sum(alt == "Same class: a" for alt in alts) == 3
     answers = [text(heading) for heading in tree.findall(".//div[@class='answers']//h3")]
-    assert answers == ["SoftTriple 2 of 3 right", "Softmax 1 of 3 right"]
+    assert answers == ["SoftTriple 2 of 3 correct", "Softmax 1 of 3 correct"]
 
 
 def test_centers_tell_how_many_items_they_hold():
     card = text(page_of(SOFTTRIPLE).find(".//article"))
-    assert card == "a 2 of 3 distinct centres hold itemsCentre 1: 7 itemsCentre 2: 1 itema text"
+    assert card == "a 2 of 3 distinct centres hold items Centre 1: 7 items Centre 2: 1 item a text"
 
 
 def test_charts_only_for_what_there_is():
@@ -195,7 +205,7 @@ def test_hardest_classes_come_first_and_end_at_ten():
     ("picture", "kind", "size"), [(GLYPH, "png", (24, 32)), (PHOTO, "jpeg", (64, 96)), (DRAWING, "png", (96, 96))]
 )
 def test_pictures_are_small_files_of_the_kind_that_suits_them(picture, kind, size):
-    tree = page_of(replace(NOTHING, retrieved=retrieved(True, picture=picture)))
+    tree = page_of(replace(NOTHING, queries=queries(True, picture=picture)))
     head, data = tree.find(".//img").get("src").split(",")
     image = PillowImage.open(BytesIO(base64.b64decode(data)))
     assert head == f"data:image/{kind};base64"
@@ -203,26 +213,26 @@ def test_pictures_are_small_files_of_the_kind_that_suits_them(picture, kind, siz
 
 
 def test_pixels_of_a_small_picture_are_kept():
-    tree = page_of(replace(NOTHING, retrieved=retrieved(True)))
+    tree = page_of(replace(NOTHING, queries=queries(True)))
     image = PillowImage.open(BytesIO(base64.b64decode(tree.find(".//img").get("src").split(",")[1])))
     assert np.array_equal(np.asarray(image), GLYPH)
 
 
 def test_texts_stand_where_pictures_would():
-    tree = page_of(replace(NOTHING, retrieved=retrieved(True, False, picture="where is my card?")))
+    tree = page_of(replace(NOTHING, queries=queries(True, False, picture="where is my card?")))
     assert tree.find(".//img") is None
     assert [text(item) for item in tree.findall(".//p[@class='text']")] == ["where is my card?"] * 3
 
 
 def page_saying(words):
     """A page with ``words`` wherever a page takes text, and no charts."""
-    found = (Found(words, words, 0.5, False), Found(GLYPH, words, 0.5, True))
+    neighbors = (Neighbor(words, words, 0.5, False), Neighbor(GLYPH, words, 0.5, True))
     method = Method(
         words,
         replace(REPORT, per_class=per_class(**{words: 0.5})),
         (),
         (),
-        (Retrieved(words, words, found), Retrieved(GLYPH, words, found)),
+        (Query(words, words, neighbors), Query(GLYPH, words, neighbors)),
         (ClassCenters(words, 1, (CenterGroup(1, (words, GLYPH)),)),),
     )
     return Page(words, ((words, words),), (method, method))
@@ -256,7 +266,7 @@ def test_text_is_shown_as_it_was():
 def test_names_of_methods_are_neither_markup_nor_mathematics_beside_charts():
     tree = page_of(replace(SOFTTRIPLE, name=r"<i>$\frac{"), SOFTMAX, NOTHING)
     assert [text(entry) for entry in tree.findall(".//ul[@class='legend']/li")] == [r"<i>$\frac{", "Softmax"]
-    assert text(tree.findall(".//div[@class='charts']//figcaption")[1]).startswith(r"<i>$\frac{: classes by")
+    assert text(tree.findall(".//div[@class='charts']//figcaption")[1]).startswith(r"<i>$\frac{: number of classes")
 
 
 def test_page_needs_a_method():
@@ -265,13 +275,42 @@ def test_page_needs_a_method():
 
 
 @pytest.mark.parametrize(
-    "others", [retrieved(True) * 2, retrieved(True, picture="a text"), (replace(retrieved(True)[0], class_name="b"),)]
+    "others", [queries(True) * 2, queries(True, picture="a text"), (replace(queries(True)[0], class_name="b"),)]
 )
 def test_methods_must_answer_the_same_queries(others):
     with pytest.raises(ValueError, match="'Softmax' must show the queries of 'SoftTriple'"):
-        Page("", (), (SOFTTRIPLE, replace(SOFTMAX, retrieved=others)))
+        Page("", (), (SOFTTRIPLE, replace(SOFTMAX, queries=others)))
 
 
 def test_a_method_may_show_no_queries():
-    tree = page_of(replace(SOFTTRIPLE, retrieved=()), SOFTMAX)
-    assert [text(heading) for heading in tree.findall(".//div[@class='answers']//h3")] == ["Softmax 1 of 3 right"]
+    tree = page_of(replace(SOFTTRIPLE, queries=()), SOFTMAX)
+    assert [text(heading) for heading in tree.findall(".//div[@class='answers']//h3")] == ["Softmax 1 of 3 correct"]
+
+
+def test_write_page_of_a_run_counts_centers_as_the_verb_does(tmp_path: Path) -> None:
+    run = train("digits", out=tmp_path / "run", epochs=1, centers_per_class=10, reporter=Reporter(quiet=True))
+    path = write_page(run, command="a test")
+    assert path == tmp_path / "run" / "report.html"
+    distinct = count_centers(run).distinct
+    cards = parse(path.read_text(encoding="utf-8")).findall(".//article")
+    assert len(cards) == 6
+    for card in cards:
+        holding = len(card.findall(".//ol/li"))
+        name, _, words = text(card.find("h4")).partition(" ")
+        assert words == f"{holding} of {distinct[name]} distinct centres hold items"
+    write_page(Run.load(tmp_path / "run"), command="a test", path=tmp_path / "loaded.html")
+    assert (tmp_path / "loaded.html").read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+
+
+def test_write_page_of_runs_in_memory_needs_a_path(tmp_path: Path) -> None:
+    names = [f"$\\frac{{ <{label}> \udcff" for label in range(10)]
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(10), 6)
+    vectors = random.standard_normal((60, 4)).astype(np.float32) + np.eye(10, 4)[labels]
+    benchmark = make_benchmark(vectors.astype(np.float32), [names[label] for label in labels])
+    runs = {loss: train(benchmark, loss=loss, epochs=1, dim=4, reporter=Reporter(quiet=True)) for loss in LOSSES}
+    with pytest.raises(UserError, match="path"):
+        write_page(runs["softtriple"], command="a test")
+    page = write_page(runs, command="a test", path=tmp_path / "page.html").read_text(encoding="utf-8")
+    assert [text(cell) for cell in parse(page).find(".//thead/tr")] == ["", *LOSSES]
+    assert "$\\frac{ &lt;" in page

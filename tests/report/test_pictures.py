@@ -8,7 +8,7 @@ from PIL import Image
 
 from softtriple.data import ImageArray, ImageFiles, Split, Texts, Vectors
 from softtriple.metrics.evaluate import Embeddings
-from softtriple.report.pictures import THUMBNAIL, picture, retrieved
+from softtriple.report.pictures import SIDE, example_queries, picture
 
 LABELS = np.arange(12) % 3
 
@@ -17,7 +17,7 @@ def test_every_kind_of_item_has_a_picture(tmp_path: Path) -> None:
     Image.new("L", (300, 200), 7).save(tmp_path / "wide.png")
     one = np.zeros(1, dtype=np.int64)
     photo = picture(Split(ImageFiles((str(tmp_path / "wide.png"),)), one), 0)
-    assert photo.shape == (THUMBNAIL, THUMBNAIL, 3)
+    assert photo.shape == (SIDE, SIDE, 3)
     assert (photo == 7).all()
     grey = picture(Split(ImageArray(np.full((1, 5, 4), 9, dtype=np.uint8)), one), 0)
     assert grey.shape == (5, 4, 3)
@@ -34,17 +34,17 @@ def test_a_long_text_is_shortened() -> None:
 def test_neighbours_are_the_nearest_other_items() -> None:
     vectors = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)), dim=1)
     split = Split(Texts(tuple(f"item {row}" for row in range(12))), LABELS)
-    found = Embeddings(vectors, torch.from_numpy(LABELS), class_names=("a", "b", "c"))
-    shown = retrieved(found, split, num_queries=5, num_neighbors=3)
+    embeddings = Embeddings(vectors, torch.from_numpy(LABELS), class_names=("a", "b", "c"))
+    shown = example_queries(embeddings, split, num_queries=5, num_neighbors=3)
     assert len(shown) == 5
     for query in shown:
         row = int(query.picture.removeprefix("item "))
         similarity = vectors @ vectors[row]
         similarity[row] = -2
         expected = similarity.topk(3)
-        assert [neighbor.picture for neighbor in query.found] == [f"item {other}" for other in expected.indices]
-        torch.testing.assert_close(torch.tensor([neighbor.score for neighbor in query.found]), expected.values)
-        assert [neighbor.same_class for neighbor in query.found] == [
+        assert [neighbor.picture for neighbor in query.neighbors] == [f"item {other}" for other in expected.indices]
+        torch.testing.assert_close(torch.tensor([neighbor.score for neighbor in query.neighbors]), expected.values)
+        assert [neighbor.same_class for neighbor in query.neighbors] == [
             bool(LABELS[other] == LABELS[row]) for other in expected.indices
         ]
 
@@ -54,7 +54,7 @@ def test_queries_do_not_depend_on_the_method() -> None:
     queries = [
         [
             q.picture
-            for q in retrieved(
+            for q in example_queries(
                 Embeddings(torch.randn(12, 4), torch.from_numpy(LABELS)), split, num_queries=4, num_neighbors=1
             )
         ]

@@ -1,1 +1,1 @@
-"""The SoftTriple paper: its tables as data, the runs behind them, and its tables and figures made again."""
+"""The SoftTriple paper: its tables as data, how to train their rows, and what `softtriple reproduce` makes of them."""

@@ -3,64 +3,52 @@
 import itertools
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from softtriple.config import Config, with_settings
-from softtriple.losses import SoftTripleLoss
-from softtriple.metrics import Report
+from softtriple.config import Config, with_values
+from softtriple.errors import UserError
+from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.progress import Reporter, duration
-from softtriple.report.pictures import write_page
-from softtriple.training.directory import RunDir
-from softtriple.training.train import train
+from softtriple.report import write_page
+from softtriple.training import Run, train
 
-METHODS = {
-    "softmax, one centre": ["loss.name=softmax-norm"],
-    "SoftTriple, K = 10": ["loss.name=softtriple", "loss.centers_per_class=10"],
+METHODS: dict[str, dict[str, Any]] = {
+    "softmax, one centre": {"loss.name": "softmax-norm"},
+    "SoftTriple, K = 10": {"loss.name": "softtriple", "loss.centers_per_class": 10},
 }
-BUDGET = ["train.epochs=4", "train.milestones=[3]", "train.batch_size=64"]
+BUDGET = {"train.epochs": 4, "train.milestones": (3,), "train.batch_size": 64}
 
 
-@dataclass(frozen=True)
-class Result:
-    """How one method did."""
-
-    report: Report
-    distinct_centers: float  # mean over classes
-
-
-def run(out: Path, reporter: Reporter, command: str) -> tuple[dict[str, Result], Path]:
-    """Train both methods under the same budget in ``out``; their results, and the page that shows them."""
+def run(out: Path, reporter: Reporter, command: str) -> tuple[dict[str, Run], Path]:
+    """Train both methods with the same budget in ``out``; returns the runs and the page that shows them."""
     if out.exists() and any(out.iterdir()):
-        raise FileExistsError(f"{out}: it exists and is not overwritten; choose another --out")
+        raise UserError(f"{out} already exists. Choose another --out.")
     start = time.monotonic()
-    outcomes, results = {}, {}
+    runs = {}
     for name, settings in METHODS.items():
         reporter.note(f"\n{name}")
-        config = with_settings(Config(dataset="glyphs"), [*BUDGET, *settings])
-        outcome = train(config, RunDir(out / config.loss.name), reporter)
-        assert isinstance(outcome.loss, SoftTripleLoss)  # the softmax is its case K = 1
-        outcomes[name] = outcome
-        results[name] = Result(outcome.report, outcome.loss.distinct_centers().float().mean().item())
-    page = RunDir(out)
-    write_page(page, outcomes, command, [("Time", duration(time.monotonic() - start))])
-    return results, page.page_file
+        config = with_values(Config(), {**BUDGET, **settings})
+        runs[name] = train("glyphs", out=out / config.loss.name, config=config, reporter=reporter)
+    seconds = duration(time.monotonic() - start)
+    return runs, write_page(runs, command=command, path=out / "report.html", facts=[("Time", seconds)])
 
 
 def free_folder() -> Path:
-    """runs/demo, or runs/demo-2, runs/demo-3 and so on if it is taken: nothing is ever overwritten."""
+    """The first of runs/demo, runs/demo-2, runs/demo-3 and so on that does not exist."""
     names = itertools.chain(["demo"], (f"demo-{number}" for number in itertools.count(2)))
     return next(path for path in (Path("runs") / name for name in names) if not path.exists())
 
 
-def table(results: Mapping[str, Result]) -> str:
-    """The figures of both methods, shares in per cent."""
+def table(runs: Mapping[str, Run]) -> str:
+    """The metrics of both methods, shares in per cent."""
     titles = ("R@1", "R@2", "R@4", "R@8", "MAP@R", "NMI", "centres per class")
     lines = [f"{'':<20}" + "".join(f"{title:>{len(title) + 3}}" for title in titles)]
-    for name, result in results.items():
-        report = result.report
+    for name, run in runs.items():
+        report, centers = run.report, run.centers()
         assert report.nmi is not None
+        assert centers is not None
         shares = [*(report.recall[k] for k in (1, 2, 4, 8)), report.map_at_r, report.nmi]
-        cells = [*(100 * share for share in shares), result.distinct_centers]
+        cells = [*(100 * share for share in shares), count_distinct(centers, MERGED).float().mean().item()]
         lines.append(f"{name:<20}" + "".join(f"{c:>{len(t) + 3}.1f}" for t, c in zip(titles, cells, strict=True)))
     return "\n".join(lines)

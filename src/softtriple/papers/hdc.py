@@ -12,17 +12,27 @@ from typing import NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Bool, Float, Int, Integer, Num
 from torch import Tensor, nn
 
+from softtriple.config import Config
+from softtriple.data import Benchmark, Vectors, contiguous_labels
 from softtriple.errors import UserError
-from softtriple.losses.base import Labels, Loss, Vectors, require_count, require_nonnegative, require_positive
-from softtriple.losses.pairs import squared_distances
+from softtriple.losses import as_loss
+from softtriple.losses.checks import at_least_one, checked_batch, not_negative, positive
+from softtriple.losses.pairwise import squared_distances
 from softtriple.models import Encoder, EncoderConfig, StagedNetwork, build_backbone
 from softtriple.models.backbones.module import module_name
 from softtriple.models.description import Pooling
 from softtriple.models.encoder import pool
+from softtriple.models.features import Feeds
 from softtriple.models.inputs import example_input
+from softtriple.progress import Reporter
+from softtriple.training import Run
+from softtriple.training.auto import resolve
+from softtriple.training.directory import RunDir
+from softtriple.training.run import as_benchmark, divide
+from softtriple.training.train import Prepared, train_prepared
 
 HEADS = 3
 # The authors average their 14×14 maps by 5×5 with stride 3, which gives 4×4 cells.
@@ -38,6 +48,53 @@ TAPS = {
     "efficientnet-lite2": (5, 6),
     "conv-small": (2, 3),
 }
+
+
+def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
+    """Train HDC as ``config`` says, or continue, in ``directory``; ``config.loss.options`` are those of `HDCLoss`."""
+    model = config.model
+    if model.head_init == "pca":
+        raise UserError("model.head_init = 'pca': HDC has no linear head; use random")
+    with directory.opened(resume=True):
+        benchmark = as_benchmark(config, reporter)
+        config = resolve(replace(config, model=replace(model, head_init="random")), benchmark, reporter)
+        if config.model.trainable == "auto":
+            raise UserError("model.trainable = 'auto': for HDC choose all or head")
+        directory.write_config(config)
+        return train_prepared(_prepare(config, benchmark, reporter), directory=directory, reporter=reporter)
+
+
+def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepared:
+    model, seed = config.model, config.train.seed
+    assert model.dim != "auto"
+    assert model.freeze_batch_norm != "auto"
+    rows, held_out = divide(benchmark.train, config)
+    labels, classes = contiguous_labels(benchmark.train.labels[rows])
+    torch.manual_seed(seed)
+    items = benchmark.train.items
+    described = EncoderConfig(
+        backbone=model.backbone,
+        dim=model.dim,
+        pooling=model.pooling,
+        layer_norm=model.layer_norm,
+        weights=model.weights,
+        input_size=model.input_size,
+        hidden=model.hidden or None,
+        in_features=items.values.shape[1] if isinstance(items, Vectors) else None,
+    )
+    encoder = build_hdc_encoder(described, [benchmark.class_names[label] for label in classes])
+    encoder.freeze_batch_norm(model.freeze_batch_norm)
+    feeds = Feeds(
+        encoder,
+        reporter=reporter,
+        frozen=encoder.set_trainable(model.trainable),
+        augment=config.data.augment,
+        seed=seed,
+        views=config.train.views,
+        cache_bytes=config.data.cache_gigabytes * 1e9,
+    )
+    loss = as_loss(HDCLoss(len(classes), model.dim, **config.loss.options), len(classes), model.dim)
+    return Prepared(config, benchmark, encoder, loss, rows, labels, held_out, feeds)
 
 
 def build_hdc_encoder(config: EncoderConfig, class_names: Sequence[str] = ()) -> Encoder:
@@ -156,7 +213,7 @@ def hardest(hardness: Float[Tensor, " all"], pairs: Int[Tensor, " some"], share:
     return pairs[hardness[pairs].topk(math.ceil(share * len(pairs))).indices]
 
 
-class HDCLoss(Loss):
+class HDCLoss(nn.Module):
     """Sum over the heads of a contrastive loss on all pairs of a batch, each head on its hardest share of them.
 
     Positive and negative pairs are ranked separately, positive ones by decreasing distance and negative ones by
@@ -190,7 +247,9 @@ class HDCLoss(Loss):
         per_class: int = 10,
         validate: bool = True,
     ) -> None:
-        super().__init__(num_classes, embedding_size, validate=validate)
+        super().__init__()
+        self.num_classes = at_least_one("num_classes", num_classes)
+        self.embedding_size = at_least_one("embedding_size", embedding_size)
         if len(shares) != HEADS or not all(0 < share <= 1 for share in shares):
             raise UserError(f"shares = {shares!r} must be {HEADS} numbers above 0 and at most 1, one for each head")
         if embedding_size % HEADS:
@@ -198,14 +257,13 @@ class HDCLoss(Loss):
                 f"embedding_size = {embedding_size} does not divide into {HEADS} equal heads: "
                 f"choose a multiple of {HEADS}"
             )
-        self.per_class = require_count("per_class", per_class)
-        self.shares, self.cascade = shares, cascade
-        self.margin = require_positive("margin", margin)
-        self.negative_factor = require_nonnegative("negative_factor", negative_factor)
+        self.per_class: int | None = at_least_one("per_class", per_class)
+        self.shares, self.cascade, self.validate = shares, cascade, validate
+        self.margin, self.negative_factor = positive("margin", margin), not_negative("negative_factor", negative_factor)
 
-    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
+    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
         """Sum of the losses of the heads, whose unit vectors are concatenated in ``embeddings``."""
-        embeddings, labels = self.check_batch(embeddings, labels)
+        embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.embedding_size, self.validate)
         first, second = torch.triu_indices(len(labels), len(labels), offset=1, device=labels.device)
         same = labels[first] == labels[second]
         kinds = [same.nonzero().flatten(), (~same).nonzero().flatten()]

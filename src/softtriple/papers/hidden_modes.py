@@ -1,8 +1,8 @@
-"""Hidden modes: trained on coarse labels only, do several centres find the classes that these hide?
+"""Hidden modes: trained on coarse labels only, do several centres find the classes inside them?
 
-The data have fine labels that no loss sees: the character of an alphabet, the case of a letter. Every training item
-goes to the nearest centre of its own class; the groups that this makes are compared with the fine labels. And the fine
-label of unseen items of unseen classes is retrieved, which tells whether modes kept apart make a better metric.
+The data have fine labels that no loss sees: the character of an alphabet, the case of a letter. Training items are
+grouped by the nearest centre of their own class, and the groups are compared with the fine labels. Retrieval of the
+fine labels of unseen items of unseen classes shows whether separate modes make a better metric.
 """
 
 import json
@@ -11,39 +11,35 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from softtriple.config import Config, with_settings
+from softtriple.config import Config, with_values
+from softtriple.errors import UserError
 from softtriple.files import write_whole
-from softtriple.losses import SoftTripleLoss
-from softtriple.losses.centers import MERGED, merge_groups
-from softtriple.metrics import ami, nmi
-from softtriple.metrics.evaluate import Embeddings, evaluate
-from softtriple.models.features import embed_feed
-from softtriple.papers.ablations import WITH, WITHOUT, Variant, curves, variants
+from softtriple.losses.centers import MERGED, count_distinct, nearest_centers
+from softtriple.metrics import Embeddings, ami, evaluate, nmi
 from softtriple.papers.figures import draw_curves
-from softtriple.papers.results import Result
-from softtriple.papers.runs import Study, check_settings, facts, lacking_notes, measure, nothing_ran, select
+from softtriple.papers.runs import Study, check_settings, facts, lacking_notes, measure, nothing_ran, run_of, select
 from softtriple.papers.sheets import (
     NOTHING,
     Block,
     Line,
     Number,
+    Result,
     Sheet,
     as_json,
     bars_caption,
     number,
     uncertainty_label,
 )
+from softtriple.papers.studies import REGULARIZED, Variant, curves, variants
 from softtriple.progress import Reporter
+from softtriple.training import Run
 from softtriple.training.directory import RunDir
-from softtriple.training.inference import still_feed
-from softtriple.training.train import Outcome, load_data, train
 
 NUMBERS_OF_CENTERS = (1, 5, 20)
-BUDGET = ["train.epochs=6", "train.milestones=[4]", "train.batch_size=64"]
+BUDGET = {"train.epochs": 6, "train.milestones": (4,), "train.batch_size": 64}
 SHARES = {
     "purity": "purity",
     "NMI": "nmi",
@@ -56,10 +52,10 @@ DRAWN = ("purity", "NMI", "AMI in class", "R@1 fine")
 
 @dataclass(frozen=True)
 class Modes:
-    """What the centres of one run have found."""
+    """What the centres of one run find."""
 
-    modes_per_class: float  # of the training data, by their fine labels
-    distinct_centers: float  # per class, mean
+    modes_per_class: float  # fine labels per class in the training data
+    distinct_centers: float  # mean per class
     purity: float
     nmi: float
     ami_in_class: float
@@ -71,14 +67,14 @@ class Modes:
 
 def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
     """Centres against hidden classes for K = 1, 5 and 20, with and without the regulariser."""
-    chosen = select({f"hidden-modes_{variant.name}": variant for variant in variants(NUMBERS_OF_CENTERS)}, wanted)
-    recipe = with_settings(Config(), BUDGET)
-    if not study.lacking:
-        _check_data(study.config(recipe, seed=0))
+    chosen = select(variants(NUMBERS_OF_CENTERS, "hidden-modes"), wanted)
+    if study.benchmark is not None and study.benchmark.train.fine_labels is None:
+        raise UserError(f"{study.data} has no fine labels. Use --data glyphs or --data omniglot-alphabets:PATH.")
+    recipe = with_values(Config(), BUDGET)
     measured = measure(study, {name: variant.of(recipe) for name, variant in chosen.items()}, modes_of)
-    found = {variant: measured[name].values for name, variant in chosen.items()}
-    numbers = {variant: {title: _number(values, title) for title in SHARES} for variant, values in found.items()}
-    ran = [values for values in found.values() if values]
+    modes = {variant: measured[name].values for name, variant in chosen.items()}
+    numbers = {variant: {title: _number(values, title) for title in SHARES} for variant, values in modes.items()}
+    ran = [values for values in modes.values() if values]
     hidden = f"{ran[0][0].modes_per_class:.1f} per training class, by fine labels that no loss sees" if ran else NOTHING
     sheet = Sheet(
         title="Hidden modes: what centres find inside the classes",
@@ -86,15 +82,15 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
         columns=("centres", *SHARES),
         blocks=tuple(
             Block(
-                f"K = {k}", tuple(line for v in chosen.values() if v.k == k for line in _lines(v, found[v], numbers[v]))
+                f"K = {k}", tuple(line for v in chosen.values() if v.k == k for line in _lines(v, modes[v], numbers[v]))
             )
             for k in dict.fromkeys(variant.k for variant in chosen.values())
         ),
         notes=(
-            "In per cent; centres: distinct ones per class.",
-            "Purity and NMI: training items grouped by the nearest centre of their class, against their fine labels."
-            " K = 1 is what the class alone gives; purity rises with the number of groups by itself. AMI in class: the"
-            " agreement inside each class, where 0 is chance whatever that number is.",
+            "In per cent; centres: distinct centres per class.",
+            "Purity and NMI compare training items grouped by the nearest centre of their class with their fine labels."
+            " K = 1 is what the class alone gives. Purity rises with the number of groups by itself; AMI in class, the"
+            " agreement inside each class, is 0 for random groups of any number.",
             "R@1: unseen items of unseen classes.",
             *lacking_notes(measured),
         ),
@@ -105,7 +101,7 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
         sheet,
         numbers={
             variant.name: {
-                "distinct_centers": as_json(number(modes.distinct_centers for modes in found[variant])),
+                "distinct_centers": as_json(number(mode.distinct_centers for mode in modes[variant])),
                 **{SHARES[title]: as_json(value) for title, value in by_title.items()},
             }
             for variant, by_title in numbers.items()
@@ -115,72 +111,58 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
     )
 
 
-def modes_of(config: Config, run: RunDir, reporter: Reporter) -> Modes:
-    """What the centres of a run have found; it is trained first if that is not done."""
-    kept = run.path / "hidden-modes.json"
-    if kept.exists():
-        check_settings(config, run)
-        values: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+def modes_of(config: Config, directory: RunDir, reporter: Reporter) -> Modes:
+    """What the centres of a run find, computed once; the run is trained first if it is not finished."""
+    file = directory.path / "hidden-modes.json"
+    if file.exists():
+        check_settings(config, directory)
+        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         intervals: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("fine_interval", "class_interval")}
         return Modes(**values, **intervals)
-    outcome = train(config, run, reporter, resume=True)
-    modes = find_modes(outcome)
-    write_whole(kept, json.dumps(asdict(modes), indent=2) + "\n")
+    modes = find_modes(run_of(config, directory, reporter))
+    write_whole(file, json.dumps(asdict(modes), indent=2) + "\n")
     return modes
 
 
-def find_modes(outcome: Outcome) -> Modes:
-    """Compare the centres of a trained loss with the fine labels of its data."""
-    learned, test, loss = outcome.learned, outcome.benchmark.test, outcome.loss
-    assert learned.fine_labels is not None  # as _check_data saw
+def find_modes(run: Run) -> Modes:
+    """Compare the centres of a run with the fine labels of its data."""
+    training, test, centers = run.training_split, run.benchmark().test, run.centers()
+    assert training.fine_labels is not None
     assert test.fine_labels is not None
-    assert isinstance(loss, SoftTripleLoss)
-    labels, fine = torch.from_numpy(learned.labels), torch.from_numpy(learned.fine_labels)
-    vectors = embed_feed(outcome.encoder, still_feed(outcome.encoder, learned), device=loss.centers.device)
-    groups = group_by_center(vectors, labels, loss.centers.detach().cpu())
-    retrieved = evaluate(
-        Embeddings(outcome.test.vectors, torch.from_numpy(test.fine_labels)), recall_at=(1,), kmeans_restarts=0
-    )
+    assert centers is not None
+    labels, fine = torch.from_numpy(training.labels), torch.from_numpy(training.fine_labels)
+    groups = nearest_centers(run.embed_split(training).vectors, labels, centers.cpu())
+    by_fine_label = Embeddings(run.test_embeddings.vectors, torch.from_numpy(test.fine_labels))
+    retrieval = evaluate(by_fine_label, recall_at=(1,), kmeans_restarts=0)
     return Modes(
         modes_per_class=len(torch.unique(fine)) / len(torch.unique(labels)),
-        distinct_centers=loss.distinct_centers().float().mean().item(),
+        distinct_centers=count_distinct(centers, MERGED).float().mean().item(),
         purity=purity(fine, groups),
         nmi=nmi(fine, groups),
         ami_in_class=ami_in_class(labels, fine, groups),
-        fine_recall=retrieved.recall[1],
-        fine_interval=retrieved.intervals["recall@1"],
-        class_recall=outcome.report.recall[1],
-        class_interval=outcome.report.intervals["recall@1"],
+        fine_recall=retrieval.recall[1],
+        fine_interval=retrieval.intervals["recall@1"],
+        class_recall=run.report.recall[1],
+        class_interval=run.report.intervals["recall@1"],
     )
 
 
-def group_by_center(
-    vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], centers: Float[Tensor, "classes k dim"]
-) -> Int[Tensor, " items"]:
-    """The group of each item: its class and the nearest centre of that, merged centres being one."""
-    unit = F.normalize(centers, dim=-1)
-    similarity = torch.einsum("nd,nkd->nk", vectors, unit[labels])
-    nearest = similarity.argmax(dim=1, keepdim=True)
-    leaders = merge_groups(unit, MERGED)[labels].gather(1, nearest)[:, 0]
-    return labels * centers.shape[1] + leaders
-
-
 def purity(fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:
-    """Share of items that have the commonest fine label of their group.
+    """Share of items that have the most frequent fine label of their group.
 
     Example:
         >>> purity(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 5, 7]))
         0.75
     """
     pairs, counts = torch.unique(torch.stack([groups, fine], dim=1), dim=0, return_counts=True)
-    commonest: dict[int, int] = {}
+    largest: dict[int, int] = {}
     for group, count in zip(pairs[:, 0].tolist(), counts.tolist(), strict=True):
-        commonest[group] = max(commonest.get(group, 0), count)
-    return sum(commonest.values()) / len(fine)
+        largest[group] = max(largest.get(group, 0), count)
+    return sum(largest.values()) / len(fine)
 
 
 def ami_in_class(labels: Int[Tensor, " items"], fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:
-    """Agreement of groups and fine labels inside a class, adjusted for chance: mean over items of classes with modes.
+    """AMI of groups and fine labels inside each class with several fine labels, weighted by its number of items.
 
     Example:
         >>> labels, fine = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 2])
@@ -196,16 +178,6 @@ def ami_in_class(labels: Int[Tensor, " items"], fine: Int[Tensor, " items"], gro
     return total / items if items else 0.0
 
 
-def _check_data(config: Config) -> None:
-    """ValueError before anything is trained on data that hide nothing."""
-    benchmark = load_data(config, Reporter(quiet=True))
-    if benchmark.train.fine_labels is None or benchmark.test.fine_labels is None:
-        raise ValueError(
-            f"{config.dataset} has no fine labels for the centres to find;"
-            " hidden-modes takes glyphs or omniglot-alphabets:PATH"
-        )
-
-
 def _number(values: Sequence[Modes], title: str) -> Number | None:
     interval = None
     if len(values) == 1 and title.startswith("R@1"):
@@ -214,7 +186,7 @@ def _number(values: Sequence[Modes], title: str) -> Number | None:
 
 
 def _lines(variant: Variant, values: Sequence[Modes], numbers: dict[str, Number | None]) -> tuple[Line, ...]:
-    label = "one centre" if variant.k == 1 else WITH if variant.regularized else WITHOUT
+    label = "one centre" if variant.k == 1 else REGULARIZED[variant.regularized]
     known = [n for n in numbers.values() if n is not None]
     if not known:
         return (Line(label, (NOTHING,) * (1 + len(SHARES))),)

@@ -7,11 +7,11 @@ from importlib.resources import files
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set of the tables: its name on the command line and in prose, and where it is to be had."""
+    """A data set of the tables: its name on the command line and in prose, and where to get it."""
 
     name: str
     title: str
-    usual: str  # DATA when it lies in the folder it unpacks to
+    usual: str  # the data source if it is in the folder it unpacks to
     source: str
 
 
@@ -27,13 +27,13 @@ class PublishedRow:
 
     @property
     def name(self) -> str:
-        """The name of its runs and of its configuration: the tables of a data set differ in dimension."""
+        """The name of its runs and of its file in ``configs/``; tables of the same data set differ in dimension."""
         return f"{self.loss}_{self.dim}"
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table: rows and columns as they are printed."""
+    """A table: rows and columns as printed."""
 
     name: str
     caption: str

@@ -1,8 +1,8 @@
-"""How each row of the tables is trained: the settings that the paper states, and protocols that change some of them.
+"""How each row of the tables is trained: the settings that the paper states, and the protocols that change some.
 
-Every method has the budget that the paper gives its own: the optimiser, batches of 32, 50 epochs. What a loss itself
-has to set stays at its defaults, which are those of its paper. HDC alone has the batches of its authors, because 10
-examples a class leave too few classes in one of 32. ``configs/`` holds each row as a file, written by
+Every method gets the budget that the paper gives its own: the optimiser, batches of 32, 50 epochs. The options of a
+loss stay at their defaults, which are those of its own paper. Only HDC has the batch size of its authors, because with
+10 examples per class a batch of 32 contains too few classes. ``configs/`` has a file per row, written by
 
     python -m softtriple.papers.recipes configs
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from softtriple.config import Config, with_settings
+from softtriple.config import Config, with_values
 from softtriple.papers.published import PublishedRow, PublishedTable, read_published
 
 _BUDGET: dict[str, Any] = {
@@ -35,52 +35,47 @@ _SOFTTRIPLE: dict[str, Any] = {
     "loss.options.margin": 0.01,
     "loss.options.tau": 0.2,
 }
-# Stanford Online Products: batch norm learns, centres learn faster, and about five images make a class.
+# Stanford Online Products: batch norm is trained, centres learn faster, and a class has about five images.
 _SOP_BUDGET: dict[str, Any] = {"model.freeze_batch_norm": "off", "train.center_lr": 0.1}
 _SOP_SOFTTRIPLE: dict[str, Any] = {"loss.centers_per_class": 2, "loss.options.tau": 0.0}
-# Ten classes of ten; where about five images make a class, more of one would be the same images again.
+# Ten classes of ten examples; a class of Stanford Online Products has only about five.
 _HDC: dict[str, Any] = {"train.batch_size": 100}
 _SOP_HDC: dict[str, Any] = {"loss.options.per_class": 5}
 
-# What a protocol changes of the paper's settings: "full" nothing; "head" is what a laptop can run, because the outputs
-# of a frozen backbone are computed once and cached; "scratch" is for data that are no photographs, where no published
-# weights help and all that follows from weights is chosen anew.
-PROTOCOLS: dict[str, list[str]] = {
-    "head": [
-        "model.backbone=efficientnet-lite0",
-        "model.trainable=head",
-        "model.head_init=auto",
-        "train.views=2",
-    ],
-    "full": [],
-    "scratch": [
-        f"{name}=auto"
-        for name in ("model.backbone", "model.trainable", "model.freeze_batch_norm", "data.augment", "train.lr")
-    ],
+# What a protocol changes of the paper's settings. "head" is what a laptop can run: the features of a frozen backbone
+# are computed once and cached. "scratch" is for data other than photographs, for which there are no published weights.
+PROTOCOLS: dict[str, dict[str, Any]] = {
+    "head": {
+        "model.backbone": "efficientnet-lite0",
+        "model.trainable": "head",
+        "model.head_init": "auto",
+        "train.views": 2,
+    },
+    "full": {},
+    "scratch": dict.fromkeys(
+        ("model.backbone", "model.trainable", "model.freeze_batch_norm", "data.augment", "train.lr"), "auto"
+    ),
 }
 
 
 def recipe(table: PublishedTable, row: PublishedRow) -> Config:
     """The configuration of a row, as the paper trains it."""
-    settings = [f"{name}={json.dumps(value)}" for name, value in _settings(table, row).items()]
-    return with_settings(Config(), settings)
-
-
-def under_protocol(recipe: Config, protocol: str) -> Config:
-    """``recipe`` with what ``protocol`` changes of it."""
-    return with_settings(recipe, PROTOCOLS[protocol])
+    return with_values(Config(), _settings(table, row))
 
 
 def softtriple_recipe() -> Config:
-    """SoftTriple of Table 1, which the figures of the paper vary."""
+    """The SoftTriple row of Table 1, which the figures of the paper vary."""
     table = read_published()["table1"]
     return recipe(table, next(row for row in table.rows if row.loss == "softtriple"))
 
 
 def config_file(table: PublishedTable, row: PublishedRow) -> str:
-    """The text of a row's file in ``configs/``: command, time and published numbers, then the configuration."""
+    """The text of a row's file in ``configs/``: commands, time and published numbers, then the configuration."""
     data, number = table.data, table.name.removeprefix("table")
-    options = f"--rows {row.loss} --protocol head"
+    reproduce = f"softtriple reproduce {table.name} --data {data.usual} --rows {row.loss}"
+    full = f"softtriple train {data.usual} --config configs/{data.name}/{row.name}.toml"
+    if row.loss == "hdc":  # its encoder has three heads, which no configuration describes
+        full = f"{reproduce} --protocol full"
     measured = "about one minute on one core, after ten minutes to cache the features"
     minutes = measured if data.name == "cub" else "minutes, not measured"
     printed = ", ".join(
@@ -90,11 +85,16 @@ def config_file(table: PublishedTable, row: PublishedRow) -> str:
         f"{row.method} on {data.title}, {row.dim} dimensions.",
         f"published, Table {number}: {printed}{f' ({row.note})' if row.note else ''}",
         "",
-        f"softtriple train {data.usual} --config configs/{data.name}/{row.name}.toml --out runs/{data.name}_{row.name}",
-        "    under the settings the paper uses for SoftTriple, on bn-inception; hours on a GPU, unmeasured",
-        f"softtriple reproduce {table.name} --data {data.usual} {options} --out runs/{data.name}",
-        f"    the head alone on cached features of efficientnet-lite0, not the published network; {minutes}",
+        f"{full} --out runs/{data.name}_{row.name}",
+        "    the settings that the paper uses for SoftTriple, on bn-inception; hours on a GPU, not measured",
+        f"{reproduce} --protocol head --out runs/{data.name}",
+        f"    only the head, on cached features of efficientnet-lite0 instead of the published network; {minutes}",
     ]
+    if row.loss == "hdc":
+        head += [
+            "",
+            "A record of the settings: softtriple train has no hdc, because HDC needs an encoder with three heads.",
+        ]
     lines = [f"# {line}".rstrip() for line in head]
     groups: dict[str, list[str]] = {}
     for name, value in _settings(table, row).items():

@@ -9,23 +9,26 @@ from typing import Any, NamedTuple
 import torch
 
 from softtriple.config import Config, with_settings
-from softtriple.data import ImageFiles
-from softtriple.papers.ablations import make_centers, make_recall_by_k
+from softtriple.data import Benchmark, ImageFiles
+from softtriple.errors import UserError, did_you_mean
 from softtriple.papers.hidden_modes import make_hidden_modes
-from softtriple.papers.illustration import make_illustration, write_toy_set
-from softtriple.papers.neighbors import make_retrieved
 from softtriple.papers.published import read_published
-from softtriple.papers.recipes import PROTOCOLS
-from softtriple.papers.results import Result, write_result
 from softtriple.papers.runs import Study
-from softtriple.papers.sheets import to_text
+from softtriple.papers.sheets import Result, to_text, write_result
+from softtriple.papers.studies import (
+    make_centers,
+    make_illustration,
+    make_recall_by_k,
+    make_retrieved,
+    write_toy_set,
+)
 from softtriple.papers.tables import make_table
 from softtriple.progress import Reporter
-from softtriple.training.train import load_data
+from softtriple.training.run import as_benchmark
 
 
 class Target(NamedTuple):
-    """How a target is made, and the settings that are not the user's because its rows differ in them."""
+    """How a target is made, and the settings that its rows differ in, which the user cannot change."""
 
     make: Callable[[Study, Sequence[str] | None], Result]
     varies: tuple[str, ...] = ("loss.name",)
@@ -45,7 +48,7 @@ TARGETS: dict[str, Target] = {
 
 @dataclass(frozen=True)
 class Reproduced:
-    """A target that was made: its table for a terminal, its numbers for programs, and its files."""
+    """A finished target: its table for a terminal, its numbers for programs, and its files."""
 
     text: str
     numbers: dict[str, Any]
@@ -63,69 +66,66 @@ def reproduce(
     settings: Sequence[str] = (),
     reporter: Reporter,
 ) -> Reproduced:
-    """Make a table or figure of the paper in ``out``; runs that are finished there are read, others trained.
+    """Make a table or figure of the paper in ``out``; finished runs there are read, others are trained.
 
-    ``data`` is any data; only ``illustration`` brings its own. ``rows`` are those to run; ``settings`` change every
-    run. ``protocol`` is for photographs: "full" is the paper's, "head" trains the head alone on cached features;
-    without it the device decides. Where nothing could be run the files are written all the same; then ValueError says
-    why.
+    ``data`` is any data source; only ``illustration`` brings its own. ``rows`` selects rows; ``settings`` change every
+    run. ``protocol`` is for photographs: "full" is the paper's, "head" trains the head on cached features; by default
+    the device decides. If nothing can be run, the files are still written, and UserError says why.
     """
     if target not in TARGETS:
-        raise ValueError(f"unknown target {target!r}; choose from {', '.join(TARGETS)}")
-    if seeds < 1 or (seeds > 1 and TARGETS[target].shows_one_seed):
-        raise ValueError(f"--seeds {seeds}: {target} takes {'1' if TARGETS[target].shows_one_seed else '1 or more'}")
+        raise UserError(f"unknown target {target!r}; {did_you_mean(target, TARGETS)}")
+    one_seed = TARGETS[target].shows_one_seed
+    if seeds < 1 or (one_seed and seeds > 1):
+        raise UserError(f"--seeds {seeds}: {target} takes {'exactly' if one_seed else 'at least'} 1")
     _check_settings(target, settings)
-    if target != "illustration" and data is None:
-        raise ValueError(f"{target} needs --data, such as cub:PATH or glyphs")
     if target == "illustration":
         if data is not None:
-            raise ValueError(f"--data {data}: illustration draws its own data")
+            raise UserError(f"--data {data}: illustration has its own data; omit --data")
         data = write_toy_set(out / "toy.npz")
-    assert data is not None
+    if data is None:
+        raise UserError(f"{target} needs --data, such as --data cub:PATH or --data glyphs")
     study = _study(data, out, seeds, protocol, tuple(settings), reporter)
     result = TARGETS[target].make(study, rows)
     files = write_result(result, out, target)
     if result.lacking:
-        raise ValueError(f"{target}: nothing could be run: {result.lacking}")
+        raise UserError(f"{target}: nothing could be run: {result.lacking}")
     return Reproduced(to_text(result.sheet), result.numbers, files)
 
 
+def choose_protocol(data: str, benchmark: Benchmark | None, asked: str | None, *, on_gpu: bool) -> str:
+    """The protocol for the data: the one ``asked`` for, or for photographs "full" on a GPU and "head" on a CPU."""
+    if asked not in (None, "head", "full"):
+        raise UserError(f"unknown protocol {asked!r}; {did_you_mean(asked, ('head', 'full'))}")
+    if benchmark is None or isinstance(benchmark.train.items, ImageFiles):
+        return asked or ("full" if on_gpu else "head")
+    if asked is not None:
+        raise UserError(f"--protocol {asked} is for photographs, and {data} has none; omit it to train from scratch")
+    return "scratch"
+
+
 def _check_settings(target: str, settings: Sequence[str]) -> None:
-    """ValueError for settings that do not exist, or that are not a user's to change here."""
     with_settings(Config(), settings)
-    elsewhere = {"dataset": "--data gives it", "train.seed": "--seeds gives the number of them"}
+    elsewhere = {"dataset": "use --data instead", "train.seed": "use --seeds N, which runs seeds 0 to N - 1"}
     for setting in settings:
         name = setting.partition("=")[0].strip()
         if name in elsewhere:
-            raise ValueError(f"--set {setting}: {elsewhere[name]}")
+            raise UserError(f"--set {setting}: {elsewhere[name]}")
         if name in TARGETS[target].varies:
-            raise ValueError(
-                f"--set {setting}: {target} compares runs that differ in it; choose among them with --rows"
-            )
+            raise UserError(f"--set {setting}: the rows of {target} differ in {name}; choose rows with --rows")
 
 
 def _study(
     data: str, out: Path, seeds: int, protocol: str | None, settings: tuple[str, ...], reporter: Reporter
 ) -> Study:
-    config = with_settings(Config(dataset=data), settings)
-    notes: tuple[str, ...] = ()
-    lacking, photographs = "", True
+    benchmark, lacking = None, ""
     try:
-        benchmark = load_data(config, Reporter(quiet=True))
-        notes, photographs = benchmark.notes, isinstance(benchmark.train.items, ImageFiles)
+        benchmark = as_benchmark(with_settings(Config(dataset=data), settings))
     except FileNotFoundError as error:
         sources = {table.data.name: table.data.source for table in read_published().values()}
         source = sources.get(data.partition(":")[0])
-        lacking = f"{error}{f' (to be had from {source})' if source else ''}"
-    if not photographs and protocol is not None:
-        raise ValueError(f"--protocol {protocol}: {data} holds no photographs, so that its encoder starts from scratch")
-    if protocol not in (None, *PROTOCOLS) or protocol == "scratch":
-        raise ValueError(f"unknown protocol {protocol!r}; choose from head, full")
-    if not photographs:
-        protocol = "scratch"
-    elif protocol is None:
-        protocol = "full" if torch.cuda.is_available() else "head"
-    advice = "; --set model.weights=FILE gives one, --protocol head needs none" if protocol == "full" else ""
+        lacking = f"{error}{f' (available from {source})' if source else ''}"
+    protocol = choose_protocol(data, benchmark, protocol, on_gpu=torch.cuda.is_available())
+    advice = ". Pass the file with --set model.weights=FILE, or use --protocol head." if protocol == "full" else ""
     return Study(
         data=data,
         out=out,
@@ -133,7 +133,7 @@ def _study(
         seeds=seeds,
         protocol=protocol,
         settings=settings,
-        notes=notes,
+        benchmark=benchmark,
         lacking=lacking,
         advice=advice,
     )

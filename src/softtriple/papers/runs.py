@@ -1,26 +1,29 @@
-"""The runs behind a table or a figure: each is trained once, read when it is finished, continued if it was stopped."""
+"""The runs behind a table or figure: trained once, continued if stopped, read when finished."""
 
-import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from softtriple.config import Config, as_toml, with_settings
+from softtriple.config import Config, with_settings, with_values
+from softtriple.data import Benchmark, absolute_spec
+from softtriple.errors import UserError, did_you_mean
 from softtriple.metrics import Report
-from softtriple.models import Encoder, Preprocess
-from softtriple.papers.recipes import under_protocol
+from softtriple.models.description import read_description
+from softtriple.papers.hdc import train_hdc
+from softtriple.papers.recipes import PROTOCOLS
+from softtriple.papers.sheets import Facts
 from softtriple.progress import Reporter
+from softtriple.report.page import describe_trainable
+from softtriple.training import Run, train
 from softtriple.training.auto import starts_from_weights
-from softtriple.training.directory import RunDir
-from softtriple.training.train import train
+from softtriple.training.directory import RunDir, differences
 
 T = TypeVar("T")
-Facts = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
     """What the runs of a target have in common."""
 
@@ -28,25 +31,25 @@ class Study:
     out: Path
     reporter: Reporter
     seeds: int = 1
-    protocol: str = "full"  # what it changes of a recipe, the settings of the user change again
-    settings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what the data say of themselves
-    lacking: str = ""  # why nothing can be trained here; finished runs are read all the same
-    advice: str = ""  # what else to try where something is lacking
+    protocol: str = "full"
+    settings: tuple[str, ...] = ()  # of the user; they change what recipe and protocol say
+    benchmark: Benchmark | None = None  # None: the data are missing, so only finished runs can be read
+    lacking: str = ""  # why the data are missing
+    advice: str = ""  # what to try if a file or package is missing
 
     def config(self, recipe: Config, seed: int) -> Config:
-        """``recipe`` as it is run here."""
-        own = [f"dataset={as_toml(self.data)}", f"train.seed={seed}"]
-        return with_settings(under_protocol(recipe, self.protocol), [*self.settings, *own])
+        """The configuration of a run of ``recipe``."""
+        config = with_settings(with_values(recipe, PROTOCOLS[self.protocol]), self.settings)
+        return with_values(config, {"dataset": absolute_spec(self.data), "train.seed": seed})
 
-    def run_dir(self, row: str, seed: int) -> RunDir:
-        """Where a row is run."""
+    def directory(self, row: str, seed: int) -> RunDir:
+        """The directory of a run."""
         return RunDir(self.out / row / f"seed-{seed}")
 
 
 @dataclass(frozen=True)
 class Measured(Generic[T]):
-    """What was measured of a row, once for each seed; and why not more, if something was in the way."""
+    """What was measured of a row, once per seed, and why seeds are missing if any are."""
 
     values: tuple[T, ...] = ()
     lacking: str = ""
@@ -55,111 +58,139 @@ class Measured(Generic[T]):
 def measure(
     study: Study, recipes: Mapping[str, Config], look: Callable[[Config, RunDir, Reporter], T]
 ) -> dict[str, Measured[T]]:
-    """What ``look`` finds for every row and seed; a row that cannot be run says why, and the others are run.
+    """What ``look`` returns for every row and seed; a row that cannot be run gets a reason instead.
 
-    The rows of a study share data and backbone, so a file or package that one of them lacks is not asked for again.
+    All rows use the same data and backbone, so a file or package that is missing for one is not asked for again.
     """
-    found, lacking = {}, study.lacking
+    measured, lacking = {}, study.lacking
     for row, recipe in recipes.items():
         values: list[T] = []
         reason = ""
         for seed in range(study.seeds):
-            run = study.run_dir(row, seed)
-            if lacking and not run.report_file.exists():
+            directory = study.directory(row, seed)
+            if lacking and not directory.report_file.exists():
                 reason = lacking
                 break
             study.reporter.note(f"\n{row}, seed {seed}")
             try:
-                values.append(look(study.config(recipe, seed), run, study.reporter))
+                values.append(look(study.config(recipe, seed), directory, study.reporter))
             except (FileNotFoundError, ImportError) as error:
                 lacking = reason = f"{error}{study.advice}"
-            except (ValueError, OSError, FloatingPointError) as error:
+            except (UserError, OSError, FloatingPointError) as error:
                 reason = str(error)
             if reason:
-                study.reporter.note(f"{row} is left out: {reason}")
+                study.reporter.note(f"{row} skipped: {reason}")
                 break
-        found[row] = Measured(tuple(values), reason)
-    return found
+        measured[row] = Measured(tuple(values), reason)
+    return measured
 
 
-def select(recipes: Mapping[str, T], wanted: Sequence[str] | None) -> dict[str, T]:
-    """The rows that ``wanted`` names, in their order in the table; all of them if it names none.
+def select(rows: Mapping[str, T], wanted: Sequence[str] | None) -> dict[str, T]:
+    """The rows that ``wanted`` names, in the order of the table; all of them if it is empty.
 
-    ``softtriple`` names every row of that loss, whatever follows its name: ``softtriple_64``.
+    ``softtriple`` names every row of that loss, such as ``softtriple_64``.
     """
     if not wanted:
-        return dict(recipes)
-    short = {name: name.partition("_")[0] for name in recipes}
+        return dict(rows)
+    losses = {name: name.partition("_")[0] for name in rows}
     for name in wanted:
-        if name not in recipes and name not in short.values():
-            raise ValueError(f"--rows {name}: there is no such row; choose from {', '.join(recipes)}")
-    return {name: value for name, value in recipes.items() if name in wanted or short[name] in wanted}
+        if name not in rows and name not in losses.values():
+            raise UserError(f"--rows {name}: there is no such row; {did_you_mean(name, rows)}")
+    return {name: row for name, row in rows.items() if name in wanted or losses[name] in wanted}
 
 
-def report_of(config: Config, run: RunDir, reporter: Reporter) -> Report:
-    """The report of a run, which is trained first if it has none."""
-    if not run.report_file.exists():
-        return train(config, run, reporter, resume=True).report
-    check_settings(config, run)
-    try:
-        return Report.from_json(run.report_file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{run.report_file}: {error}") from error
+def report_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
+    """The report of a run, which is trained first if it is not finished."""
+    if directory.report_file.exists():
+        check_settings(config, directory)
+        return directory.read_report(directory.report_file.name)
+    if config.loss.name == "hdc":
+        return train_hdc(config, directory, reporter).report
+    return run_of(config, directory, reporter).report
 
 
-def check_settings(config: Config, run: RunDir) -> None:
-    """ValueError where a finished run was made with other settings than those of ``config``."""
-    if changed := differences(config, run.read_config()):
-        raise ValueError(f"{run.path}: the run there has {'; '.join(changed)}; choose another --out, or remove it")
+def run_of(config: Config, directory: RunDir, reporter: Reporter) -> Run:
+    """A finished run: loaded, or trained first."""
+    if directory.report_file.exists():
+        check_settings(config, directory)
+        return Run.load(directory.path, reporter=reporter)
+    return train(config.dataset, out=directory.path, config=config, resume=True, reporter=reporter)
 
 
-def differences(asked: Config, found: Config) -> list[str]:
-    """Settings of ``found`` that are not as ``asked`` for; what was left to choose may be anything."""
-    pairs = zip(_leaves(dataclasses.asdict(asked)), _leaves(dataclasses.asdict(found)), strict=True)
+def check_settings(config: Config, directory: RunDir) -> None:
+    """UserError if the finished run in ``directory`` was made with other settings than ``config``."""
+    if changed := departures(config, directory.read_config()):
+        raise UserError(f"{directory.path}: this run has {'; '.join(changed)}. Choose another --out.")
+
+
+def departures(asked: Config, used: Config) -> list[str]:
+    """The settings of ``used`` that are not as ``asked``; a setting asked as "auto" may have any value."""
+
+    def written(value: Any) -> str:
+        return "the default" if value is None else json.dumps(value, ensure_ascii=False)
+
     return [
-        f"{name} = {_written(have)}, not {_written(want)}"
-        for (name, want), (_, have) in pairs
-        if want not in ("auto", have)
+        f"{name} = {written(have)}, not {written(want)}"
+        for name, want, have in differences(asked, used)
+        if want != "auto"
     ]
 
 
 def nothing_ran(measured: Mapping[str, Measured[Any]]) -> str:
     """Why no row at all was measured; empty if one was."""
-    return "" if any(found.values for found in measured.values()) else next(iter(measured.values())).lacking
+    return "" if any(row.values for row in measured.values()) else next(iter(measured.values())).lacking
 
 
 def lacking_notes(measured: Mapping[str, Measured[Any]]) -> list[str]:
     """A sentence for each reason why rows were not run, or not with every seed."""
     reasons: dict[str, list[str]] = {}
-    for name, found in measured.items():
-        if found.lacking:
-            reasons.setdefault(found.lacking, []).append(name)
+    for name, row in measured.items():
+        if row.lacking:
+            reasons.setdefault(row.lacking, []).append(name)
     return [f"Not run, or not with every seed: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
-def facts(study: Study, measured: Mapping[str, Measured[Any]]) -> Facts:
-    """What was run, for the head of a table: from the first row that was, because rows differ in their loss only."""
-    finished = [study.run_dir(row, 0) for row, found in measured.items() if found.values]
-    data = "; ".join(study.notes) or study.data
+def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -> Facts:
+    """What was run, from the first finished row: the rows differ in their loss only."""
+    notes = () if study.benchmark is None else study.benchmark.notes
+    described = ("Data", data or "; ".join(notes) or study.data)
     changed = (("Changed", ", ".join(study.settings)),) if study.settings else ()
+    finished = [study.directory(row, 0) for row, measurement in measured.items() if measurement.values]
     if not finished:
-        return (("Data", data), *changed)
-    config, preprocess = finished[0].read_config(), Encoder.load(finished[0].path).preprocess
+        return (described, *changed)
+    config, preprocess = finished[0].read_config(), read_description(finished[0].encoder / "encoder.json").preprocess
     model, training = config.model, config.train
-    if not isinstance(preprocess, Preprocess):
-        pixels = "vectors" if preprocess is None else "texts"
-    else:
-        pixels = f"{preprocess.size} pixels, augmented by {config.data.augment} in training"
+    augmented = (
+        () if preprocess is None else (("Input", f"{preprocess.size} pixels, augmentation: {config.data.augment}"),)
+    )
+    trained = describe_trainable(model.trainable)
+    if model.trainable != "all":
+        trained += f", on cached features of {training.views} views per item"
     seeds = "seed 0" if study.seeds == 1 else f"seeds 0 to {study.seeds - 1}"
-    rates = f"rate {training.lr:g}, of centres {training.center_lr:g}, a tenth after {listed(training.milestones)}"
+    rates = f"learning rate {training.lr:g}, of centres {training.center_lr:g}, {decay(training.milestones)}"
     return (
-        ("Data", data),
+        described,
         ("Backbone", model.backbone),
         ("Weights", _weights(config)),
-        ("Input", pixels),
-        ("Trained", _trained(config)),
-        ("Training", f"epochs: {training.epochs}, batch {training.batch_size}, {rates}, {seeds}"),
+        *augmented,
+        ("Trained", trained),
+        ("Training", f"epochs: {training.epochs}, batch size {training.batch_size}, {rates}, {seeds}"),
         *changed,
+    )
+
+
+def decay(milestones: Sequence[int]) -> str:
+    """When the learning rates are lowered, in words.
+
+    Example:
+        >>> decay((20, 40)), decay(())
+        ('divided by 10 after epochs 20 and 40', 'constant')
+    """
+    if not milestones:
+        return "constant"
+    *others, last = map(str, milestones)
+    return (
+        f"divided by 10 after epochs {', '.join(others)} and {last}" if others else f"divided by 10 after epoch {last}"
     )
 
 
@@ -167,32 +198,3 @@ def _weights(config: Config) -> str:
     if config.model.weights is not None:
         return Path(config.model.weights).name
     return "ImageNet" if starts_from_weights(config.model.backbone) else "none, trained from scratch"
-
-
-def _trained(config: Config) -> str:
-    if config.model.trainable == "all":
-        return "all layers"
-    return f"{config.model.trainable}, on cached outputs of the frozen layers, {config.train.views} views of each item"
-
-
-def listed(milestones: Sequence[int]) -> str:
-    """Epochs in words."""
-    if not milestones:
-        return "no epoch"
-    *others, last = map(str, milestones)
-    return f"epochs {', '.join(others)} and {last}" if others else f"epoch {last}"
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    leaves: list[tuple[str, Any]] = []
-    for key, value in table.items():
-        # The options of a loss are compared as a whole: two losses do not have the same ones.
-        if isinstance(value, Mapping) and key != "options":
-            leaves += _leaves(value, f"{prefix}{key}.")
-        else:
-            leaves.append((prefix + key, value))
-    return leaves
-
-
-def _written(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

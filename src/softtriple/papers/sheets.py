@@ -1,14 +1,18 @@
-"""A sheet: a table with a head that says how it was made, as plain text, Markdown and a self-contained HTML page."""
+"""A sheet: a table with facts on how it was made, as plain text, Markdown and a self-contained HTML page."""
 
-import base64
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from html import escape
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from softtriple.papers.runs import Facts
-from softtriple.report.page import html_page
+from matplotlib.figure import Figure
+
+from softtriple.files import appearing_file, write_whole
+from softtriple.report.charts import png, svg
+from softtriple.report.templating import data_url, render
+
+Facts = tuple[tuple[str, str], ...]
 
 NOTHING = "–"
 MINUS = "\N{MINUS SIGN}"
@@ -16,12 +20,12 @@ INTERVAL = "95 % interval"
 
 
 class Number(NamedTuple):
-    """A share: its mean over seeds with their standard deviation, or of one run with an interval if that has one."""
+    """A share: the mean over seeds with their standard deviation, or the value of one run with its interval."""
 
     mean: float
     spread: float | None = None
     interval: tuple[float, float] | None = None
-    values: tuple[float, ...] = ()  # of each seed
+    values: tuple[float, ...] = ()  # one per seed
 
     @property
     def percent(self) -> str:
@@ -30,7 +34,7 @@ class Number(NamedTuple):
 
     @property
     def uncertainty(self) -> str:
-        """The standard deviation or the interval in per cent, where there is one."""
+        """The standard deviation or the interval in per cent, or a dash."""
         if self.spread is not None:
             return f"{100 * self.spread:.1f}"
         if self.interval is None:
@@ -47,7 +51,7 @@ class Number(NamedTuple):
 
 
 def number(values: Iterable[float | None], interval: tuple[float, float] | None = None) -> Number | None:
-    """The number that one value for each seed makes; ``interval`` is that of a single one. None without any value."""
+    """The number made of one value per seed; ``interval`` belongs to a single value. None if there is no value."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -58,26 +62,26 @@ def number(values: Iterable[float | None], interval: tuple[float, float] | None 
 
 def uncertainty_label(numbers: Iterable[Number | None]) -> str:
     """What the uncertainty of these numbers is, as the label of a line."""
-    seeds = max((len(found.values) for found in numbers if found is not None), default=1)
+    seeds = max((len(number.values) for number in numbers if number is not None), default=1)
     return INTERVAL if seeds < 2 else f"± standard deviation of {seeds} seeds"
 
 
 def bars_caption(numbers: Iterable[Number | None]) -> str:
-    """What the bars of a figure of these numbers show."""
+    """What the error bars of a figure of these numbers show."""
     label = uncertainty_label(numbers)
-    # Runs with the same test classes rise and fall together: such bars may overlap and the runs still differ.
+    # Runs with the same test classes vary together: their bars may overlap although the runs differ.
     shared = " over the choice of test classes, which all runs share" if label == INTERVAL else ""
     return f"bars: {label}{shared}"
 
 
-def as_json(found: Number | None) -> dict[str, Any] | None:
+def as_json(number: Number | None) -> dict[str, Any] | None:
     """The number for programs: shares, as in a report."""
-    return None if found is None else found._asdict()
+    return None if number is None else number._asdict()
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line of cells; ``strong`` for those that are the point of the table."""
+    """A line of cells; ``strong`` for the lines that matter most."""
 
     label: str
     cells: tuple[str, ...]
@@ -86,7 +90,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Block:
-    """Lines that belong together."""
+    """Lines under one title."""
 
     title: str
     lines: tuple[Line, ...]
@@ -103,8 +107,35 @@ class Sheet:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class Result:
+    """A finished target: its sheet, its numbers, its figure if it has one, and why nothing was run if nothing was."""
+
+    sheet: Sheet
+    numbers: dict[str, Any] = field(default_factory=dict)
+    figure: Figure | None = None
+    lacking: str = ""
+
+
+def write_result(result: Result, out: Path, name: str) -> tuple[Path, ...]:
+    """Write ``name``.md and ``name``.html to ``out``, and the figure as SVG and PNG; returns the files."""
+    out.mkdir(parents=True, exist_ok=True)
+    paths = {kind: out / f"{name}.{kind}" for kind in ("md", "html", "svg", "png")}
+    if result.figure is None:
+        write_whole(paths["md"], to_markdown(result.sheet))
+        write_whole(paths["html"], to_html(result.sheet))
+        return paths["md"], paths["html"]
+    drawing = svg(result.figure)
+    for kind, content in (("svg", drawing), ("png", png(result.figure))):
+        with appearing_file(paths[kind]) as temporary:
+            temporary.write_bytes(content)
+    write_whole(paths["md"], to_markdown(result.sheet, [paths["svg"].name]))
+    write_whole(paths["html"], to_html(result.sheet, [drawing]))
+    return tuple(paths.values())
+
+
 def to_text(sheet: Sheet) -> str:
-    """For a terminal."""
+    """The sheet for a terminal."""
     rows = [("", "", *sheet.columns)]
     for block in sheet.blocks:
         for place, line in enumerate(block.lines):
@@ -118,52 +149,32 @@ def to_text(sheet: Sheet) -> str:
         for row in rows
     ]
     width = max((len(name) for name, _ in sheet.facts), default=0) + 2
-    told = [f"{name:<{width}}{value}" for name, value in sheet.facts]
-    return "\n".join([sheet.title, "", *told, "", *table, *([""] if sheet.notes else []), *sheet.notes])
+    facts = [f"{name:<{width}}{value}" for name, value in sheet.facts]
+    return "\n".join([sheet.title, "", *facts, "", *table, *([""] if sheet.notes else []), *sheet.notes])
 
 
 def to_markdown(sheet: Sheet, pictures: Sequence[str] = ()) -> str:
-    """For a repository; ``pictures`` are names of files beside it."""
-    lines = [f"# {_marked(sheet.title)}", ""]
-    lines += [f"- {name}: {_marked(value)}" for name, value in sheet.facts]
+    """The sheet for a repository; ``pictures`` are names of files beside it."""
+    lines = [f"# {_escape_markdown(sheet.title)}", ""]
+    lines += [f"- {name}: {_escape_markdown(value)}" for name, value in sheet.facts]
     lines += ["", f"| | | {' | '.join(sheet.columns)} |", f"|---|---|{'---:|' * len(sheet.columns)}"]
     for block in sheet.blocks:
         for place, line in enumerate(block.lines):
             cells = [f"**{cell}**" if line.strong and cell != NOTHING else cell for cell in line.cells]
-            title = _marked(block.title) if place == 0 else ""
+            title = _escape_markdown(block.title) if place == 0 else ""
             lines.append(f"| {title} | {line.label} | {' | '.join(cells)} |")
     for note in sheet.notes:
-        lines += ["", _marked(note)]
+        lines += ["", _escape_markdown(note)]
     for name in pictures:
-        lines += ["", f"![{_marked(sheet.title)}]({name})"]
-    return "\n".join(lines) + "\n"
+        lines += ["", f"![{_escape_markdown(sheet.title)}]({name})"]
+    return "\n".join(lines).encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
 def to_html(sheet: Sheet, pictures: Sequence[bytes] = ()) -> str:
-    """A page that needs no other file; ``pictures`` are contents of SVG files."""
-    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in sheet.columns)
-    body = "".join(map(_html_block, sheet.blocks))
-    notes = "".join(f"<p><small>{escape(note)}</small></p>" for note in sheet.notes)
-    drawn = "".join(
-        f'<figure><img style="max-width: 100%; background: #fff" alt="{escape(sheet.title)}"'
-        f' src="data:image/svg+xml;base64,{base64.b64encode(picture).decode("ascii")}"></figure>'
-        for picture in pictures
-    )
-    table = f"<table><thead><tr><td></td><td></td>{head}</tr></thead>{body}</table>"
-    section = f'<section>\n<div class="scroll" tabindex="0">{table}</div>\n{notes}\n</section>\n'
-    return html_page(sheet.title, sheet.facts, f"{section}{drawn}\n")
+    """The sheet as a page that needs no other file; ``pictures`` are contents of SVG files."""
+    urls = [data_url(picture, "image/svg+xml") for picture in pictures]
+    return render("sheet.html", title=sheet.title, facts=sheet.facts, sheet=sheet, pictures=urls)
 
 
-def _html_block(block: Block) -> str:
-    rows = []
-    for place, line in enumerate(block.lines):
-        title = f'<th scope="rowgroup" rowspan="{len(block.lines)}">{escape(block.title)}</th>' if place == 0 else ""
-        mark = ("<strong>", "</strong>") if line.strong else ("", "")
-        cells = "".join(f"<td>{mark[0]}{escape(cell)}{mark[1]}</td>" for cell in line.cells)
-        rows.append(f'<tr>{title}<th scope="row"><small>{escape(line.label)}</small></th>{cells}</tr>')
-    return f"<tbody>{''.join(rows)}</tbody>"
-
-
-def _marked(text: str) -> str:
-    """Text with those characters escaped that Markdown reads as marks."""
+def _escape_markdown(text: str) -> str:
     return "".join(f"\\{character}" if character in "\\`*_|[]<>" else character for character in text)

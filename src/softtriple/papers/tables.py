@@ -8,12 +8,10 @@ from softtriple.config import Config
 from softtriple.metrics import Report
 from softtriple.papers.published import PublishedRow, PublishedTable
 from softtriple.papers.recipes import recipe
-from softtriple.papers.results import Result
 from softtriple.papers.runs import (
-    Facts,
     Measured,
     Study,
-    differences,
+    departures,
     facts,
     lacking_notes,
     measure,
@@ -21,30 +19,41 @@ from softtriple.papers.runs import (
     report_of,
     select,
 )
-from softtriple.papers.sheets import MINUS, NOTHING, Block, Line, Number, Sheet, as_json, number, uncertainty_label
+from softtriple.papers.sheets import (
+    MINUS,
+    NOTHING,
+    Block,
+    Facts,
+    Line,
+    Number,
+    Result,
+    Sheet,
+    as_json,
+    number,
+    uncertainty_label,
+)
 
 PAPER = (
-    "bn-inception with ImageNet weights, 224 pixels, all layers for 50 epochs; rows above SoftMax_norm are those of the"
+    "bn-inception with ImageNet weights, 224 pixels, all layers, 50 epochs; rows above SoftMax_norm as reported by the"
     " methods' own papers"
 )
-UNPUBLISHED = ("MAP@R",)  # measured here besides
-# What the paper does not state: its data are named above, and it has neither seeds nor cached views.
+UNPUBLISHED = ("MAP@R",)  # measured here in addition
+# Not stated by the paper (seeds, cached views), or named elsewhere on the sheet (the data).
 UNCOMPARED = ("dataset ", "train.seed ", "train.views ")
 
 
 def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None) -> Result:
-    """Run the rows of ``table`` that are ``wanted``, and lay them beside the published ones, which all appear."""
-    recipes = {row.name: recipe(table, row) for row in table.rows}
-    chosen = select(recipes, wanted)
+    """Run the rows of ``table`` that are ``wanted``; rows that are not run show their published numbers alone."""
+    chosen = select({row.name: recipe(table, row) for row in table.rows}, wanted)
     measured = measure(study, chosen, report_of)
     columns = (*table.columns, *UNPUBLISHED)
-    ours = {name: {column: _number(found.values, column) for column in columns} for name, found in measured.items()}
+    ours = {name: {column: _number(row.values, column) for column in columns} for name, row in measured.items()}
     sheet = Sheet(
         title=f"Table {table.name.removeprefix('table')}: {table.caption}",
         facts=(
             *facts(study, measured),
             ("Published", PAPER),
-            *_departures(study, table, {name: chosen[name] for name, found in measured.items() if found.values}),
+            *_departures(study, table, {name: chosen[name] for name, row in measured.items() if row.values}),
         ),
         columns=columns,
         blocks=tuple(_block(row, ours.get(row.name)) for row in table.rows),
@@ -56,7 +65,6 @@ def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None
 def _number(reports: Sequence[Report], column: str) -> Number | None:
     if column == "NMI":
         return number(report.nmi for report in reports)
-    # Of several seeds the spread is shown; the interval of one is over the choice of test classes.
     intervals = reports[0].intervals if reports else {}
     if column == "MAP@R":
         return number((report.map_at_r for report in reports), intervals.get("map_at_r"))
@@ -68,12 +76,12 @@ def _block(row: PublishedRow, ours: Mapping[str, Number | None] | None) -> Block
     published = (*row.values, *(None for _ in UNPUBLISHED))
     lines = [Line("published", tuple(NOTHING if value is None else f"{value:.1f}" for value in published))]
     if ours is not None:
-        found = list(ours.values())
-        lines.append(Line("ours", tuple(NOTHING if n is None else n.percent for n in found), strong=True))
-        if any(found):
+        numbers = list(ours.values())
+        lines.append(Line("ours", tuple(NOTHING if n is None else n.percent for n in numbers), strong=True))
+        if any(numbers):
             lines += [
-                Line(uncertainty_label(found), tuple(NOTHING if n is None else n.uncertainty for n in found)),
-                Line("difference", tuple(map(_difference, found, published))),
+                Line(uncertainty_label(numbers), tuple(NOTHING if n is None else n.uncertainty for n in numbers)),
+                Line("difference", tuple(map(_difference, numbers, published))),
             ]
     return Block(f"{row.method}, {row.dim}", tuple(lines))
 
@@ -81,24 +89,24 @@ def _block(row: PublishedRow, ours: Mapping[str, Number | None] | None) -> Block
 def _difference(ours: Number | None, published: float | None) -> str:
     if ours is None or published is None:
         return NOTHING
-    # Of the numbers as they are shown, so that a reader's subtraction agrees.
+    # Of the rounded numbers, so that a reader who subtracts gets the same.
     return f"{float(ours.percent) - published:+.1f}".replace("-", MINUS)
 
 
 def _departures(study: Study, table: PublishedTable, ran: Mapping[str, Config]) -> Facts:
-    """In what the runs are not the paper's, setting by setting."""
+    """Every setting in which the runs are not the paper's."""
     changed: list[str] = []
     data = Path(study.data.partition(":")[0]).name
     if data != table.data.name:
         changed.append(f"data: {data}, not {table.data.name}")
     for name, asked in ran.items():
-        found = differences(asked, study.run_dir(name, 0).read_config())
-        changed += [text for text in found if not text.startswith(UNCOMPARED) and text not in changed]
-    return (("Not the paper's", "; ".join(changed)),) if changed else ()
+        used = study.directory(name, 0).read_config()
+        changed += [text for text in departures(asked, used) if not text.startswith(UNCOMPARED)]
+    return (("Not the paper's", "; ".join(dict.fromkeys(changed))),) if changed else ()
 
 
 def _notes(table: PublishedTable, measured: Mapping[str, Measured[Report]]) -> tuple[str, ...]:
-    notes = ["In per cent. ± is a standard deviation over seeds; an interval is over the choice of test classes."]
+    notes = ["In per cent. ± is the standard deviation over seeds; intervals are over the choice of test classes."]
     notes += [f"{row.method}: {row.note}." for row in table.rows if row.note]
     return (*notes, *lacking_notes(measured))
 
@@ -109,7 +117,7 @@ def _as_json(
     return {
         row.name: {
             "published": dict(zip(table.columns, row.values, strict=True)),
-            "ours": {column: as_json(found) for column, found in ours[row.name].items()},
+            "ours": {column: as_json(value) for column, value in ours[row.name].items()},
             "lacking": measured[row.name].lacking,
         }
         for row in table.rows

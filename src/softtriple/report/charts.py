@@ -1,87 +1,157 @@
-"""The charts of the report page: SVG elements to stand inside HTML, readable on a light and on a dark page."""
+"""Charts: one style, the charts inside the report page, and figures as SVG and PNG files."""
 
+import base64
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from html import escape
-from io import StringIO
+from io import BytesIO
 from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
-# Okabe and Ito's colours, those that show on white and on black; dashes tell methods apart without colour.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 2.0), (1.0, 1.5), (6.0, 2.0, 1.0, 2.0))  # in widths of the line
-_INK = "#010203"  # stands for the colour of the text around the chart
+# Okabe and Ito's colours, which colour-blind people tell apart and which show on white and on black. Dashes, markers
+# and crosses carry the same information without colour.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 2.0), (1.0, 1.5), (6.0, 2.0, 1.0, 2.0))  # in widths of the line
 
-_INCHES = (5.0, 3.2)
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
+    "text.parse_math": False,  # a "$" in the name of a class is a dollar
     "svg.fonttype": "none",
-    "svg.hashsalt": "softtriple",  # the same chart twice gives the same ids
-    "font.size": 11,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+    "svg.hashsalt": "softtriple",  # the same figure twice gives the same file
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "axes.titlesize": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+}
+_INK = "#010203"  # stands for the colour of the text around a chart
+_ON_PAGE: dict[Any, Any] = {
+    **STYLE,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
+    "font.size": 11,
     "grid.color": _INK,
     "grid.alpha": 0.15,
 }
+_INCHES = (5.0, 3.2)
 
 
-def loss_curves(losses: Sequence[Sequence[float]]) -> str:
-    """The losses of each method by epoch, a line a method."""
-    with matplotlib.rc_context(_STYLE):
+# Charts inside a page: SVG elements that take the colour of its text
+
+
+def loss_curves(losses: Sequence[Sequence[float]]) -> Markup:
+    """The loss by epoch, one line per method."""
+    with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot(xlabel="epoch", ylabel="mean loss")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
         for place, values in enumerate(losses):
+            color, dashes = line_style(place)
             epochs = range(1, len(values) + 1)
-            color, dashes = _line(place)
             axes.plot(epochs, values, color=color, dashes=dashes, linewidth=2, marker=".", markersize=6)
-        return _svg(figure, "losses", "Training loss by epoch")
+        return _element(figure, "losses", "Training loss by epoch")
 
 
-def line_sample(place: int) -> str:
+def line_sample(place: int) -> Markup:
     """The line that `loss_curves` draws for the method at ``place``, for a legend."""
-    color, dashes = _line(place)
+    color, dashes = line_style(place)
     lengths = " ".join(f"{2 * length:g}" for length in dashes) or "none"
     path = f'<path d="M0 5H32" stroke="{color}" stroke-width="2" stroke-dasharray="{lengths}"/>'
-    return f'<svg viewBox="0 0 32 10" aria-hidden="true">{path}</svg>'
+    return Markup(f'<svg viewBox="0 0 32 10" aria-hidden="true">{path}</svg>')
 
 
-def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> str:
+def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> Markup:
     """How many classes have 1 to ``most`` distinct centres, in the colour of the method at ``place``."""
     sizes, classes = np.unique(distinct_centers, return_counts=True)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot(xlabel="distinct centres", ylabel="classes", xlim=(0.4, most + 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
-        color, _ = _line(place)
-        bars = axes.bar(sizes, classes, color=color)
+        bars = axes.bar(sizes, classes, color=line_style(place)[0])
         axes.bar_label(bars, padding=2)
         axes.margins(y=0.12)
         words = ", ".join(f"{size} in {count} classes" for size, count in zip(sizes, classes, strict=True))
-        return _svg(figure, f"centers-{place}", f"Distinct centres: {words}")
+        return _element(figure, f"centers-{place}", f"Distinct centres: {words}")
 
 
-def _line(place: int) -> tuple[str, tuple[float, ...]]:
-    return _COLORS[place % len(_COLORS)], _DASHES[place % len(_DASHES)]
+def line_style(place: int) -> tuple[str, tuple[float, ...]]:
+    """Colour and dashes of the line at ``place``."""
+    return COLORS[place % len(COLORS)], DASHES[place % len(DASHES)]
 
 
-def _svg(figure: Figure, name: str, description: str) -> str:
-    """The figure as an element: its ids begin with ``name``, its size is left to the page."""
-    buffer = StringIO()
-    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=no_metadata)
-    _, opening, content = re.split(r"(<svg[^>]*>)", buffer.getvalue(), maxsplit=1)
+# Figures: drawn by `draw_…` functions, written as files
+
+
+def draw_centers(distinct: Mapping[str, Sequence[float]], most: int) -> Figure:
+    """The number of distinct centres of each class in decreasing order, one panel per entry of ``distinct``."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(3.4 * len(distinct), 2.8), layout="constrained")
+        panels = np.atleast_1d(figure.subplots(1, len(distinct), sharey=True))
+        for place, (axes, (title, counts)) in enumerate(zip(panels, distinct.items(), strict=True)):
+            ordered = np.sort(counts)[::-1]
+            axes.bar(np.arange(1, len(ordered) + 1), ordered, width=1.0, color=line_style(place)[0])
+            mean = float(np.mean(ordered))
+            # At the right, where the bars are below the mean, the label is on white.
+            axes.axhline(mean, color="black", linewidth=1, linestyle="--")
+            axes.annotate(
+                f"mean {mean:.1f}", (1, mean), (-2, 3), xycoords=("axes fraction", "data"),
+                textcoords="offset points", ha="right", va="bottom",
+            )  # fmt: skip
+            axes.set(title=title, xlabel="classes, in decreasing order", xlim=(0.5, len(ordered) + 0.5))
+            axes.set_ylim(0, 1.15 * most)
+            axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
+            axes.yaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+            axes.grid(axis="y")
+        panels[0].set_ylabel("distinct centres")
+        return figure
+
+
+def svg(figure: Figure) -> bytes:
+    """The content of an SVG file of the figure."""
+    return re.sub(rb"data:image/png;base64,([A-Za-z0-9+/=\s]+)", _smaller_image, _save(figure, STYLE, format="svg"))
+
+
+def png(figure: Figure) -> bytes:
+    """The content of a PNG file of the figure."""
+    return _save(figure, STYLE, format="png", dpi=160)
+
+
+def _save(figure: Figure, style: dict[Any, Any], *, format: str, **options: Any) -> bytes:
+    buffer = BytesIO()
+    names = ("Creator", "Date", "Format", "Type") if format == "svg" else ("Software",)
+    with matplotlib.rc_context(style), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # a box in a PNG; an SVG keeps the text
+        figure.savefig(buffer, format=format, metadata=dict.fromkeys(names), **options)
+    return buffer.getvalue()
+
+
+def _smaller_image(png_address: re.Match[bytes]) -> bytes:
+    """An image inside an SVG as JPEG where that is far smaller, as for photographs."""
+    original, smaller = base64.b64decode(png_address[1]), BytesIO()
+    with Image.open(BytesIO(original)) as image:
+        image.convert("RGB").save(smaller, format="JPEG", quality=80, optimize=True)
+    if 2 * len(smaller.getvalue()) > len(original):
+        return png_address[0]
+    return b"data:image/jpeg;base64," + base64.b64encode(smaller.getvalue())
+
+
+def _element(figure: Figure, name: str, description: str) -> Markup:
+    """The figure as an element of a page, which decides its size; all its ids start with ``name``."""
+    content = _save(figure, _ON_PAGE, format="svg", transparent=True).decode("utf-8")
+    _, opening, content = re.split(r"(<svg[^>]*>)", content, maxsplit=1)
     (view_box,) = re.findall(r'viewBox="[^"]*"', opening)
     # A style element inside the SVG would apply to the whole page.
     content = re.sub(r"<style.*?</style>", "", content, flags=re.DOTALL)
     content = content.replace(_INK, "currentColor").replace("xlink:href", "href")
     for reference in (' id="', 'href="#', "url(#"):
         content = content.replace(reference, f"{reference}{name}-")
-    return f'<svg {view_box} role="img" aria-label="{escape(description)}">{content}'
+    return Markup(f'<svg {view_box} role="img" aria-label="{escape(description)}">{content}')

@@ -1,136 +1,152 @@
-"""The page of a run, or of several methods on the same data: one HTML file that needs no server, script or network.
+"""The report of a run, or of several methods on the same data: one HTML file without scripts or other files."""
 
-`render_page` is a pure function from a `Page` to a string. All text in a page may come from file names and tables of
-the user, so it reaches the HTML through `_text` and nowhere else.
-"""
-
-import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
-from io import BytesIO
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import UInt8
-from PIL import Image as PillowImage
+from markupsafe import Markup
 
+from softtriple.errors import UserError
+from softtriple.files import write_whole
+from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.metrics import Report
 from softtriple.report.charts import center_histogram, line_sample, loss_curves
+from softtriple.report.pictures import ClassCenters, Query, center_examples, example_queries
+from softtriple.report.templating import render
+from softtriple.training import Run
 
-Image = UInt8[np.ndarray, "height width 3"]
-
-_STYLE = files("softtriple.report").joinpath("page.css").read_text("utf-8")
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """One retrieved item."""
-
-    picture: Image | str  # pixels, or a short text where the data are texts or vectors
-    class_name: str
-    score: float
-    same_class: bool
-
-
-@dataclass(frozen=True, eq=False)
-class Retrieved:
-    """One query and its nearest neighbours, best first."""
-
-    picture: Image | str
-    class_name: str
-    found: tuple[Found, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class CenterGroup:
-    """The items of a class that are nearest to one of its centres, merged ones counted as one."""
-
-    count: int  # how many training items fall to it
-    pictures: tuple[Image | str, ...]  # a few of them
-
-
-@dataclass(frozen=True, eq=False)
-class ClassCenters:
-    """What the centres of one class stand for."""
-
-    class_name: str
-    distinct: int  # how many it has left; one that is nearest to no item has no group
-    groups: tuple[CenterGroup, ...]
+NUM_QUERIES, NUM_NEIGHBORS = 8, 4
+NUM_HARDEST = 10
 
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """One trained model and what it does on the data of the page."""
+    """What a page shows of one trained model."""
 
     name: str
     report: Report
     losses: tuple[float, ...]  # mean training loss of each epoch
-    distinct_centers: tuple[int, ...]  # for each class; () where the loss has no centres
-    retrieved: tuple[Retrieved, ...]
+    distinct_centers: tuple[int, ...]  # of each class; () if the loss has no centres
+    queries: tuple[Query, ...]
     classes: tuple[ClassCenters, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """All that a page shows; methods that show retrieved examples show them for the same queries."""
+    """Everything that a page shows; methods with example queries have the same ones."""
 
     title: str
-    facts: tuple[tuple[str, str], ...]  # ("data", "glyphs"), ("command", "softtriple demo")
+    facts: tuple[tuple[str, str], ...]  # ("Data", "glyphs"), ("Command", "softtriple demo")
     methods: tuple[Method, ...]
 
     def __post_init__(self) -> None:
         if not self.methods:
             raise ValueError("methods: a page shows at least one, got none")
-        first, *others = [method for method in self.methods if method.retrieved] or self.methods[:1]
+        first, *others = [method for method in self.methods if method.queries] or self.methods[:1]
         for other in others:
-            if not _same_queries(first.retrieved, other.retrieved):
-                raise ValueError(f"retrieved: {other.name!r} must show the queries of {first.name!r}, in their order")
+            if not _same_queries(first.queries, other.queries):
+                raise ValueError(f"queries: {other.name!r} must show the queries of {first.name!r}, in the same order")
+
+
+def write_page(
+    runs: Run | Mapping[str, Run],
+    *,
+    command: str,
+    path: Path | None = None,
+    facts: Sequence[tuple[str, str]] = (),
+) -> Path:
+    """Write the report of a run to ``report.html`` in its directory, or that of several by name to ``path``."""
+    named = {_method_name(runs): runs} if isinstance(runs, Run) else runs
+    first = next(iter(named.values()))
+    if path is None:
+        if len(named) > 1 or first.directory is None:
+            raise UserError("write_page needs a path for several runs, or for a run that was not written to disk")
+        path = first.directory.page_file
+    model, train, benchmark = first.config.model, first.config.train, first.benchmark()
+    page = Page(
+        title=f"softtriple on {benchmark.name}",
+        facts=(
+            ("Data", "; ".join(benchmark.notes) or benchmark.name),
+            ("Encoder", f"{model.backbone}, {model.dim} dimensions, trained: {describe_trainable(model.trainable)}"),
+            ("Training", f"{train.epochs} epochs, batch size {train.batch_size}, seed {train.seed}"),
+            ("Command", command),
+            *facts,
+        ),
+        methods=tuple(_method(name, run) for name, run in named.items()),
+    )
+    write_whole(path, render_page(page))
+    return path
+
+
+def describe_trainable(part: str) -> str:
+    """The part of the network that ``model.trainable`` names, in words.
+
+    Example:
+        >>> describe_trainable("all"), describe_trainable("head"), describe_trainable("last:2")
+        ('all layers', 'head only', 'head and last 2 stages')
+    """
+    return {"all": "all layers", "head": "head only"}.get(part) or f"head and last {part.removeprefix('last:')} stages"
 
 
 def render_page(page: Page) -> str:
     """The page as HTML."""
-    sections = (
-        _metrics(page.methods),
-        _training(page.methods),
-        _retrieved(page.methods),
-        _centers(page.methods),
-        _hardest_classes(page.methods),
+    return render(
+        "report.html",
+        title=page.title,
+        facts=page.facts,
+        metrics=_metrics(page.methods),
+        charts=_charts(page.methods),
+        examples=_examples(page.methods),
+        with_centers=[method for method in page.methods if method.classes],
+        hardest=_hardest_classes(page.methods),
     )
-    return html_page(page.title, page.facts, "".join(sections))
 
 
-def html_page(title: str, facts: Sequence[tuple[str, str]], main: str) -> str:
-    """A page that needs no other file and may load none: title and facts at its head, and ``main``, which is HTML."""
-    told = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_text(title)}</title>
-<style>
-{_STYLE}</style>
-</head>
-<body>
-<header>
-<h1>{_text(title)}</h1>
-{f"<dl>{told}</dl>" if told else ""}
-</header>
-<main>
-{main}</main>
-</body>
-</html>
-"""
+def _method_name(run: Run) -> str:
+    loss = run.config.loss
+    return loss.name if loss.centers_per_class == "auto" else f"{loss.name}, K = {loss.centers_per_class}"
 
 
-# Numbers
+def _method(name: str, run: Run) -> Method:
+    centers = run.centers()
+    queries = example_queries(
+        run.test_embeddings, run.benchmark().test, num_queries=NUM_QUERIES, num_neighbors=NUM_NEIGHBORS
+    )
+    return Method(
+        name=name,
+        report=run.report,
+        losses=tuple(entry["loss"] for entry in run.log),
+        distinct_centers=() if centers is None else tuple(count_distinct(centers, MERGED).tolist()),
+        queries=queries,
+        classes=center_examples(run),
+    )
 
 
-def _metrics(methods: Sequence[Method]) -> str:
+# Tables
+
+
+class Cell(NamedTuple):
+    """A number as shown, its uncertainty, and whether it is the best of several."""
+
+    text: str
+    note: str = ""
+    best: bool = False
+
+
+class Table(NamedTuple):
+    """A table with a column per method."""
+
+    explanation: str
+    corner: str
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]
+
+
+def _metrics(methods: Sequence[Method]) -> Table:
     reports = [method.report for method in methods]
-    rows: list[tuple[str, str, list[float | None]]] = [
+    shares: list[tuple[str, str, list[float | None]]] = [
         *(
             (f"Recall@{k}", f"recall@{k}", [report.recall.get(k) for report in reports])
             for k in sorted({k for report in reports for k in report.recall})
@@ -141,30 +157,32 @@ def _metrics(methods: Sequence[Method]) -> str:
         ("AMI", "ami", [report.ami for report in reports]),
         ("Accuracy", "accuracy", [report.accuracy for report in reports]),
     ]
-    body = [
-        _row(title, _shares(shares, [_uncertainty(report, name) for report in reports]))
-        for title, name, shares in rows
-        if any(share is not None for share in shares)
+    rows = [
+        (title, _cells(values, [_uncertainty(report, name) for report in reports]))
+        for title, name, values in shares
+        if any(value is not None for value in values)
     ]
     if any(method.distinct_centers for method in methods):
         means = [f"{np.mean(m.distinct_centers):.1f}" if m.distinct_centers else "–" for m in methods]
-        body.append(_row("Distinct centres per class", means))
-    explanation = f"Per cent, for {'; '.join(dict.fromkeys(map(_what_was_evaluated, reports)))}."
+        rows.append(("Distinct centres per class", [Cell(mean) for mean in means]))
+    explanation = f"In per cent, for {'; '.join(dict.fromkeys(map(_what_was_evaluated, reports)))}."
     if len(methods) > 1:
-        explanation += " The best of a row is bold."
+        explanation += " The best value of each row is bold."
     if any(report.intervals for report in reports):
         explanation += " Small print: 95 % interval over the choice of test classes."
     if any(_uncertainty(report, "nmi") for report in reports):
-        explanation += " Small print of NMI and AMI: spread over runs of k-means."
-    return _section("Retrieval and clustering", explanation, _table("", [method.name for method in methods], body))
+        explanation += " Small print of NMI and AMI: spread over restarts of k-means."
+    if any(report.incomplete for report in reports):
+        explanation += " Some items of the benchmark are missing, so do not compare with published numbers."
+    return Table(explanation, "", [method.name for method in methods], rows)
 
 
 def _what_was_evaluated(report: Report) -> str:
     text = f"{report.num_queries} queries of {report.num_classes} classes against {report.num_gallery} items"
     if report.num_without_positives:
-        text += f", {report.num_without_positives} left out that have no other item of their class"
+        text += f", {report.num_without_positives} left out because no other item has their class"
     if report.num_zero_vectors:
-        text += f", {report.num_zero_vectors} vectors being zero"
+        text += f", {report.num_zero_vectors} zero vectors"
     return text
 
 
@@ -178,194 +196,67 @@ def _uncertainty(report: Report, name: str) -> str:
     return ""
 
 
-_NUM_HARDEST = 10
-
-
-def _hardest_classes(methods: Sequence[Method]) -> str:
-    tables = [method.report.recall_per_class for method in methods]
-    names = {name for table in tables for name in table}
+def _hardest_classes(methods: Sequence[Method]) -> Table | None:
+    recalls = [method.report.recall_per_class for method in methods]
+    names = {name for recall in recalls for name in recall}
     if not names:
-        return ""
-    mean = {name: float(np.mean([table[name] for table in tables if name in table])) for name in names}
-    hardest = sorted(names, key=lambda name: (mean[name], name))[:_NUM_HARDEST]
-    ranks = sorted({min(method.report.recall) for method in methods if method.report.recall_per_class})
-    return _section(
-        "Hardest classes",
-        f"Recall@{' or '.join(map(str, ranks))} in per cent: the {len(hardest)} lowest of {len(names)} classes"
-        + (", by the mean of the methods." if len(methods) > 1 else "."),
-        _table(
-            "Class",
-            [method.name for method in methods],
-            [_row(name, _shares([table.get(name) for table in tables])) for name in hardest],
-        ),
-    )
+        return None
+    mean = {name: float(np.mean([recall[name] for recall in recalls if name in recall])) for name in names}
+    hardest = sorted(names, key=lambda name: (mean[name], name))[:NUM_HARDEST]
+    explanation = f"Recall@1 in per cent: the {len(hardest)} lowest of {len(names)} classes"
+    explanation += ", by the mean over methods." if len(methods) > 1 else "."
+    rows = [(name, _cells([recall.get(name) for recall in recalls])) for name in hardest]
+    return Table(explanation, "Class", [method.name for method in methods], rows)
 
 
-def _shares(shares: Sequence[float | None], notes: Sequence[str] | None = None) -> list[str]:
-    """Table cells in per cent, each with its note in small print; among several, the best as shown are bold."""
-    shown = [None if share is None else _percent(share) for share in shares]
+def _cells(shares: Sequence[float | None], notes: Sequence[str] | None = None) -> list[Cell]:
+    shown = ["–" if share is None else _percent(share) for share in shares]
     known = [share for share in shares if share is not None]
     best = _percent(max(known)) if len(known) > 1 else None
-    cells = []
-    for number, note in zip(shown, notes or [""] * len(shown), strict=True):
-        cell = "–" if number is None else f"<strong>{number}</strong>" if number == best else number
-        cells.append(f"{cell} <small>{note}</small>" if note else cell)
-    return cells
+    return [Cell(text, note, text == best) for text, note in zip(shown, notes or [""] * len(shown), strict=True)]
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.2f}"
 
 
-def _table(corner: str, columns: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f'<th scope="col">{_text(column)}</th>' for column in columns)
-    first = f'<th scope="col">{corner}</th>' if corner else "<td></td>"
-    # The frame can be scrolled, so it takes the keyboard's focus.
-    return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{first}{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
+# Charts and examples
 
 
-def _row(title: str, cells: Sequence[str]) -> str:
-    return f'<tr><th scope="row">{_text(title)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+class Chart(NamedTuple):
+    """A chart, the text below it, and samples of its lines with their names."""
+
+    svg: Markup
+    caption: str
+    legend: list[tuple[Markup, str]]
 
 
-# Curves
-
-
-def _training(methods: Sequence[Method]) -> str:
+def _charts(methods: Sequence[Method]) -> list[Chart]:
     charts = []
     if any(method.losses for method in methods):
-        caption = "Mean training loss of each epoch."
+        caption, legend = "Mean training loss of each epoch.", []
         if len(methods) > 1:
-            caption += f" Compare heights only between methods with the same loss.{_legend(methods)}"
-        charts.append(_figure(loss_curves([method.losses for method in methods]), caption))
+            caption += " Only methods with the same loss have comparable values."
+            legend = [(line_sample(place), method.name) for place, method in enumerate(methods) if method.losses]
+        charts.append(Chart(loss_curves([method.losses for method in methods]), caption, legend))
     most = max((count for method in methods for count in method.distinct_centers), default=0)
     for place, method in enumerate(methods):
-        if max(method.distinct_centers, default=1) > 1:  # one centre per class makes no picture
-            caption = f"{_text(method.name)}: classes by the number of centres they have left after merging."
-            charts.append(_figure(center_histogram(method.distinct_centers, most, place), caption))
-    return _section("Training", "", f'<div class="charts">{"".join(charts)}</div>') if charts else ""
+        if max(method.distinct_centers, default=1) > 1:  # one centre per class is not worth a chart
+            caption = f"{method.name}: number of classes by number of distinct centres."
+            charts.append(Chart(center_histogram(method.distinct_centers, most, place), caption, []))
+    return charts
 
 
-def _legend(methods: Sequence[Method]) -> str:
-    entries = [
-        f"<li>{line_sample(place)}{_text(method.name)}</li>" for place, method in enumerate(methods) if method.losses
+def _examples(methods: Sequence[Method]) -> list[tuple[Query, list[tuple[str, Sequence[object]]]]]:
+    """Each query with the neighbours that every method finds for it."""
+    shown = [method for method in methods if method.queries]
+    return [
+        (queries[0], [(method.name, query.neighbors) for method, query in zip(shown, queries, strict=True)])
+        for queries in zip(*(method.queries for method in shown), strict=True)
     ]
-    return f'<ul class="legend">{"".join(entries)}</ul>'
 
 
-def _figure(chart: str, caption: str) -> str:
-    return f"<figure>{chart}<figcaption>{caption}</figcaption></figure>"
-
-
-# Items
-
-
-def _retrieved(methods: Sequence[Method]) -> str:
-    shown = [method for method in methods if method.retrieved]
-    rows = []
-    for answers in zip(*(method.retrieved for method in shown), strict=True):
-        query = answers[0]
-        lists = "".join(_neighbors(method.name, answer) for method, answer in zip(shown, answers, strict=True))
-        rows.append(
-            f'<li><figure class="query">{_item(query.picture, f"Query: {query.class_name}")}'
-            f"<figcaption>{_name(query.class_name)}</figcaption></figure>"
-            f'<div class="answers">{lists}</div></li>'
-        )
-    explanation = (
-        "A query, then its nearest neighbours, best first, with their similarity. "
-        "Those of another class than the query's have a red frame, a ✗ and their class."
-    )
-    return _section("Retrieved examples", explanation, f'<ol class="queries">{"".join(rows)}</ol>') if rows else ""
-
-
-def _neighbors(method_name: str, answer: Retrieved) -> str:
-    right = sum(found.same_class for found in answer.found)
-    heading = f"{_text(method_name)} <small>{right} of {len(answer.found)} right</small>"
-    items = "".join(map(_neighbor, answer.found))
-    return f'<div><h3>{heading}</h3><ol class="items">{items}</ol></div>'
-
-
-def _neighbor(found: Found) -> str:
-    if found.same_class:
-        picture = _item(found.picture, f"Same class: {found.class_name}")
-        return f"<li>{picture}<small>{found.score:.2f}</small></li>"
-    picture = _item(found.picture, f"Wrong class: {found.class_name}")
-    mark = f'<b title="{_text(found.class_name)}">✗&nbsp;{_name(found.class_name)}</b>'
-    return f'<li class="wrong">{picture}<small>{found.score:.2f} {mark}</small></li>'
-
-
-def _centers(methods: Sequence[Method]) -> str:
-    shown = [method for method in methods if method.classes]
-    content = ""
-    for method in shown:
-        cards = "".join(_class_card(class_centers) for class_centers in method.classes)
-        content += f'<h3>{_text(method.name)}</h3><div class="cards">{cards}</div>'
-    explanation = "Training items by the centre of their class that is nearest to them; a few of each."
-    return _section("Centres of some classes", explanation, content) if shown else ""
-
-
-def _class_card(class_centers: ClassCenters) -> str:
-    groups = []
-    for number, group in enumerate(class_centers.groups, start=1):
-        pictures = "".join(f"<li>{_item(picture, class_centers.class_name)}</li>" for picture in group.pictures)
-        items = f'<ul class="items">{pictures}</ul>' if pictures else ""
-        groups.append(f"<li><small>Centre {number}: {_count(group.count, 'item')}</small>{items}</li>")
-    holding, distinct = len(class_centers.groups), class_centers.distinct
-    centers = f"{holding} of {distinct} distinct centres hold items" if distinct > 1 else "1 distinct centre"
-    heading = f"{_text(class_centers.class_name)} <small>{centers}</small>"
-    return f'<article><h4>{heading}</h4><ol class="groups">{"".join(groups)}</ol></article>'
-
-
-_FEW_PIXELS = 48  # pictures up to this side show their pixels as squares
-_THUMBNAIL = 96  # larger pictures are reduced to this side
-
-
-def _item(picture: Image | str, description: str) -> str:
-    if isinstance(picture, str):
-        return f'<p class="text">{_text(picture)}</p>'
-    image = PillowImage.fromarray(picture)
-    if max(image.size) <= _FEW_PIXELS:
-        style, side, source = "pixels", _FEW_PIXELS, _data_url(image, "png")
-    else:
-        image.thumbnail((_THUMBNAIL, _THUMBNAIL))
-        # PNG is the smaller one for drawings, JPEG for photos.
-        smaller = min(_data_url(image, "png"), _data_url(image, "jpeg"), key=len)
-        style, side, source = "photo", 3 * _THUMBNAIL // 4, smaller  # sharp on dense screens
-    return f'<img class="{style}" width="{side}" height="{side}" alt="{_text(description)}" src="{source}">'
-
-
-def _data_url(image: PillowImage.Image, kind: str) -> str:
-    buffer = BytesIO()
-    image.save(buffer, kind, optimize=True)
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-
-
-# Parts of the above
-
-
-def _section(title: str, explanation: str, content: str) -> str:
-    paragraph = f"<p>{explanation}</p>" if explanation else ""
-    return f"<section><h2>{title}</h2>{paragraph}{content}</section>\n"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _text(text: str) -> str:
-    """Text of any origin made safe for HTML, also as an attribute and also where it cannot be written as UTF-8."""
-    return escape(text.encode("utf-8", "replace").decode("utf-8"))
-
-
-def _name(text: str) -> str:
-    """The name of a class, which may break after an underscore to fit under its picture."""
-    return _text(text).replace("_", "_<wbr>")
-
-
-def _same_queries(some: Sequence[Retrieved], others: Sequence[Retrieved]) -> bool:
+def _same_queries(some: Sequence[Query], others: Sequence[Query]) -> bool:
     return len(some) == len(others) and all(
         one.class_name == other.class_name and np.array_equal(one.picture, other.picture)
         for one, other in zip(some, others, strict=True)
