@@ -92,11 +92,9 @@ class ClusteringLoss(Loss):
     """By how much the best competing clustering of a batch outscores the true one: max(0, A(S) − F*).
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``.
         gamma: weight of 1 − NMI, the structured margin.
         refinements: rounds of swaps after the greedy search.
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     A sum over the batch, not a mean. Embeddings are normalised. Batches should contain 4 examples per class
     (``per_class``). With a single class, or one example per class, only one clustering exists and the value is 0.

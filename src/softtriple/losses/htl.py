@@ -102,15 +102,13 @@ class HTLLoss(Loss):
     max(0, D(anchor, positive) − D(anchor, negative) + margin).
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``. The tree takes num_classes² bytes, and
-            five times that while it is built.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``. The tree takes num_classes² bytes, and five times
+            that while it is built.
         beta: constant part of the margin.
         levels: levels of the tree above its leaves, at most 255.
         neighborhood: number of classes that ``choose_classes`` groups: one and its nearest.
         per_class: examples per class that a batch should contain.
         squared: D is the squared distance, in the units of the margin; the paper prints the plain distance.
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     ``start_epoch`` builds the tree; before its first call the margin is ``beta``. Embeddings are normalised. A batch
     without a positive pair, or with a single class, has the value 0.

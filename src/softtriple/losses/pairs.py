@@ -81,10 +81,8 @@ class SemiHardTripletLoss(Loss):
     positive, or the farthest negative if there is none.
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``.
         margin: required difference of the squared distances; FaceNet uses 0.2, the reference 1.
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     Embeddings are normalised. Batches should contain 4 examples per class (``per_class``). A batch without a positive
     pair, or with a single class, has the value 0.
@@ -112,12 +110,10 @@ class LiftedStructureLoss(Loss):
     the smooth violation of one pair by all of its negatives.
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``.
         margin: how far away negatives should be.
         length: rescale embeddings to this length; None leaves them unchanged, as published. Distances of unit vectors
             are at most 2, where exp(−D) hardly tells near negatives from far ones.
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     Batches should contain 4 examples per class (``per_class``). A batch without a positive pair, or with a single
     class, has the value 0.
@@ -171,12 +167,10 @@ class NPairsLoss(Loss):
     If several pairs belong to one class, its positives share the target probability.
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``.
         length: rescale embeddings to this length; None leaves them unchanged, as published. Inner products of unit
             vectors lie between −1 and 1, too close for a softmax; √20 ≈ 4.5 makes its scale 20.
         l2: weight of a quarter of the mean squared lengths of anchors and of positives, before any rescaling.
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     Batches should contain 2 examples per class (``per_class``): the first is the anchor, the second the positive. A
     batch without two examples of any class has the value 0. ``NormalizedSoftmaxLoss`` has learned centres in place of
@@ -276,15 +270,13 @@ class MarginLoss(Loss):
     """Margin loss: a learned boundary between near and far for each class, and negatives sampled by distance.
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``.
         margin: how far inside or outside the boundary examples should be.
         beta: initial value of all boundaries (``betas``).
         nu: weight of the boundaries in the loss.
         beta_lr: learning rate of the boundaries in ``param_groups``.
         nearest: negatives nearer than this are drawn as if they were at this distance.
         farthest: negatives this far away are not drawn; the default is margin + beta, where their loss ends.
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     Embeddings are normalised. Batches should contain 5 examples per class (``per_class``). Negatives are drawn from
     torch's generator, so ``torch.manual_seed`` makes them repeatable. A batch without a positive pair, or with a single

@@ -65,13 +65,11 @@ class ProxyNCALoss(ProxyLoss):
     Without the own proxy in the sum, the loss can be negative and has no useful lower bound.
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``.
         scale: factor of the squared distances. The paper has none, that is 1, which is too small for unit vectors; 9 is
             the value of a public reproduction for CUB and Cars.
         include_own: add the own proxy to the rivals, as most implementations do.
         bounded: use only the positive part of each example's loss (Remark 3).
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     With ``include_own`` it is ``NormalizedSoftmaxLoss`` at twice the scale.
     """
@@ -106,11 +104,9 @@ class ProxyAnchorLoss(ProxyLoss):
     """Proxy Anchor: proxies are the anchors, so the examples of a batch are weighted against each other.
 
     Args:
-        num_classes: number of classes; labels are 0 to ``num_classes - 1``.
-        embedding_size: width of the embeddings.
+        num_classes, embedding_size, validate: as for every ``Loss``.
         scale: inverse temperature of the smooth maxima.
         margin: how far above (own proxy) or below (others) zero the similarities should be.
-        validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     Works with any batch, best with large ones.
     """

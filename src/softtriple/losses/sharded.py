@@ -128,11 +128,8 @@ def _combine(local: Totals) -> Totals:
 def _own_centers(centers: nn.Parameter, classes: range) -> nn.Parameter:
     """The rows of ``classes``; drawn as one process would draw them if the centres are on the meta device."""
     if not centers.is_meta:
-        return (
-            centers
-            if len(classes) == len(centers)
-            else nn.Parameter(centers.detach()[classes.start : classes.stop].clone())
-        )
+        whole = len(classes) == len(centers)
+        return centers if whole else nn.Parameter(centers.detach()[classes.start : classes.stop].clone())
     own = torch.empty(len(classes), *centers.shape[1:], dtype=centers.dtype)
     at_once = max(1, DRAWN_AT_ONCE // centers[0].numel())
     for start in range(0, len(centers), at_once):
