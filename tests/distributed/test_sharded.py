@@ -208,18 +208,18 @@ def test_centers_start_from_data_as_in_one_process(workers: Workers) -> None:
     torch.testing.assert_close(torch.cat([centers for centers, _ in found]), whole.centers.detach())
 
 
-def numpy_step() -> float:
+def numpy_step() -> list[float]:
     inputs, labels = crowd(torch.float32)
     mine = dist.share(len(labels))
     values = [
-        shard(build_loss(name, 3, DIM))(inputs[mine].numpy(), labels[mine].numpy()) for name in ("softtriple", "hdc")
+        shard(build_loss(name, 3, DIM))(inputs[mine].numpy(), labels[mine].numpy()) for name in ("softtriple", "lifted")
     ]
     return [value.item() for value in values]
 
 
 def test_numpy_batches_are_gathered(workers: Workers) -> None:
     first, second = workers.run(2, numpy_step)
-    assert first[1] == second[1] == pytest.approx(build_loss("hdc", 3, DIM)(*crowd(torch.float32)).item())
+    assert first[1] == second[1] == pytest.approx(build_loss("lifted", 3, DIM)(*crowd(torch.float32)).item())
 
 
 def test_double_backward_is_an_error() -> None:
