@@ -244,7 +244,7 @@ def test_classes_lead_to_a_class_and_its_centres(address: str, open_page) -> Non
     rows = page.locator("tbody tr")
     expect(rows).to_have_count(3)
     expect(page.locator(".lead")).to_contain_text(
-        re.compile(r"Recall@1.* % of all items \(trained classes .* %, unseen classes .* %\)")
+        re.compile(r"Recall@1.*% of all items \(trained classes .*%, unseen classes .*%\)")
     )
     expect(rows.filter(has_text="unseen")).to_have_count(1)
     recalls = [float(text.split()[0]) for text in page.locator(".share").all_inner_texts()]
@@ -262,7 +262,7 @@ def test_classes_lead_to_a_class_and_its_centres(address: str, open_page) -> Non
 def test_a_class_shows_what_is_taken_for_another(address: str, open_page) -> None:
     page = open_page(f"{address}/#/class/green")
     wrong = page.locator(".wrong").filter(has=page.get_by_title("mislabelled.png"))
-    expect(wrong).to_contain_text("✕ taken for blue")
+    expect(wrong).to_contain_text("✕ confused with blue")
     assert re.search(r"rgb\(198, 40, 40\).* 3px", shadow(wrong)), "the outline"
     page.goto(f"{address}/#/class/blue")
     expect(page.get_by_text("1 more centre has no items in the store.")).to_be_visible()

@@ -24,14 +24,18 @@ from softtriple.search import Store
 
 STATIC = Path(__file__).parent / "static"
 
-ItemId = Annotated[str, Query(description="Id of a stored item.", min_length=1, max_length=4096)]
-ClassName = Annotated[str, Query(alias="class", description="Name of a class.", min_length=1, max_length=1024)]
-QueryClass = Annotated[str | None, Query(alias="class", description="Class of the query, if known.", max_length=1024)]
-OnlyClass = Annotated[str | None, Query(alias="class", description="Only items of this class.", max_length=1024)]
+ItemId = Annotated[str, Query(description="Id of a stored item", min_length=1, max_length=4096)]
+ClassName = Annotated[str, Query(alias="class", description="Name of a class", min_length=1, max_length=1024)]
+QueryClass = Annotated[str | None, Query(alias="class", description="Class of the query, if known", max_length=1024)]
+OnlyClass = Annotated[str | None, Query(alias="class", description="Only items of this class", max_length=1024)]
 OnlyCenter = Annotated[
-    int | None, Query(description="Only items nearest to this centre of the class, counted from 0.", ge=0)
+    int | None, Query(description="Only items nearest to this centre of the class, counted from 0", ge=0)
 ]
-Neighbors = Annotated[int, Query(description="Number of neighbours.", ge=1, le=100)]
+QueryText = Annotated[str, Query(description="Text to search for", min_length=1, max_length=4000)]
+Offset = Annotated[int, Query(description="Number of items to skip", ge=0, le=2**31)]
+Limit = Annotated[int, Query(description="Largest number of items to return", ge=1, le=200)]
+ThumbnailSize = Annotated[Size, Query(description="Longer side: 256 or 800 pixels")]
+Neighbors = Annotated[int, Query(description="Number of neighbours", ge=1, le=100)]
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.ErrorAnswer, "description": text}
@@ -107,9 +111,7 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
         return await reading.run(lambda: service.search_vector(vector, k, query_class))
 
     @api.get("/search/text", tags=["search"])
-    async def search_text(
-        text: Annotated[str, Query(min_length=1, max_length=4000)], k: Neighbors = 24, query_class: QueryClass = None
-    ) -> schemas.SearchAnswer:
+    async def search_text(text: QueryText, k: Neighbors = 24, query_class: QueryClass = None) -> schemas.SearchAnswer:
         """Neighbours of a text, for runs on texts."""
         vector = await encoding.run(lambda: service.embed_text(text))
         return await reading.run(lambda: service.search_vector(vector, k, query_class))
@@ -121,16 +123,13 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
 
     @api.get("/items", tags=["items"])
     async def items(
-        offset: Annotated[int, Query(ge=0, le=2**31)] = 0,
-        limit: Annotated[int, Query(ge=1, le=200)] = 48,
-        class_name: OnlyClass = None,
-        center: OnlyCenter = None,
+        offset: Offset = 0, limit: Limit = 48, class_name: OnlyClass = None, center: OnlyCenter = None
     ) -> schemas.ItemPage:
         """A page of all items, or of those of a class or of one of its centres."""
         return await analyzing.run(lambda: service.items(offset, limit, class_name, center))
 
     @api.get("/thumbnail", tags=["items"], response_class=Response, responses=_IMAGE_ANSWER)
-    async def thumbnail(id: ItemId, size: Size = "small") -> Response:
+    async def thumbnail(id: ItemId, size: ThumbnailSize = "small") -> Response:
         """Thumbnail of a stored item."""
         image = await reading.run(lambda: service.thumbnail(id, size))
         return Response(image, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})

@@ -30,7 +30,7 @@ export function growing(items, all, label, load, options) {
 function tile(entry, named) {
   const item = entry.item ?? entry;
   const other = entry.same_class === false ? "other class" : null;
-  const wrong = item.taken_for ? ["taken for ", breakable(item.taken_for)] : other;
+  const wrong = item.taken_for ? ["confused with ", breakable(item.taken_for)] : other;
   const caption = [
     named ? h("span", { class: "class" }, breakable(item.class_name)) : null,
     entry.score === undefined ? null : h("span", { class: "score", title: "cosine similarity" }, entry.score.toFixed(3)),
