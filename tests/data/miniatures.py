@@ -1,7 +1,9 @@
 """Every kind of data in a few files: what the loaders read, written small."""
 
 import csv
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +20,23 @@ def write_image(path: Path, seed: int = 0, size: tuple[int, int] = (40, 36)) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     noise = np.random.default_rng(seed).integers(0, 256, size=(size[1], size[0], 3), dtype=np.uint8)
     Image.fromarray(noise).save(path)
+
+
+def tiff(*, tile: tuple[int, int] | None = None, rows_per_strip: int = 8, kind: int = 4, big: bool = False) -> bytes:
+    """A grey TIFF of 8×8 pixels, deflated; the tags of sizes have the type ``kind`` (4 is LONG)."""
+    data = zlib.compress(bytes(64 if tile is None else tile[0] * tile[1]))
+    tags = [(256, 4, 8), (257, 4, 8), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
+    start = 16 if big else 8
+    if tile is None:
+        tags += [(273, 4, start), (278, kind, rows_per_strip), (279, 4, len(data))]
+    else:
+        tags += [(322, kind, tile[0]), (323, kind, tile[1]), (324, 4, start), (325, 4, len(data))]
+    directory = start + len(data)
+    if big:
+        head = struct.pack("<2sHHHQ", b"II", 43, 8, 0, directory) + data + struct.pack("<Q", len(tags))
+        return head + b"".join(struct.pack("<HHQQ", tag, kind, 1, value) for tag, kind, value in tags) + bytes(8)
+    head = struct.pack("<2sHL", b"II", 42, directory) + data + struct.pack("<H", len(tags))
+    return head + b"".join(struct.pack("<HHLL", tag, kind, 1, value) for tag, kind, value in tags) + bytes(4)
 
 
 def class_folders(root: Path, classes: int = 4, images: int = 3, first: int = 0) -> Path:

@@ -1,6 +1,4 @@
 import os
-import struct
-import zlib
 from io import BytesIO
 
 import numpy as np
@@ -9,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from tests.data.miniatures import tiff
 
 from softtriple.data.images import (
     AREA,
@@ -176,23 +175,6 @@ def test_no_other_program_is_started(tmp_path):
     file.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
     with pytest.raises(ImageError, match="none of BMP"):  # Pillow would start Ghostscript for it
         decode_image(str(file))
-
-
-def tiff(*, tile: tuple[int, int] | None = None, rows_per_strip: int = 8, kind: int = 4, big: bool = False) -> bytes:
-    """A grey TIFF of 8×8 pixels, deflated; the tags of sizes have the type ``kind`` (4 is LONG)."""
-    data = zlib.compress(bytes(64 if tile is None else tile[0] * tile[1]))
-    tags = [(256, 4, 8), (257, 4, 8), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
-    start = 16 if big else 8
-    if tile is None:
-        tags += [(273, 4, start), (278, kind, rows_per_strip), (279, 4, len(data))]
-    else:
-        tags += [(322, kind, tile[0]), (323, kind, tile[1]), (324, 4, start), (325, 4, len(data))]
-    directory = start + len(data)
-    if big:
-        head = struct.pack("<2sHHHQ", b"II", 43, 8, 0, directory) + data + struct.pack("<Q", len(tags))
-        return head + b"".join(struct.pack("<HHQQ", tag, kind, 1, value) for tag, kind, value in tags) + bytes(8)
-    head = struct.pack("<2sHL", b"II", 42, directory) + data + struct.pack("<H", len(tags))
-    return head + b"".join(struct.pack("<HHLL", tag, kind, 1, value) for tag, kind, value in tags) + bytes(4)
 
 
 def decode_bytes(content: bytes) -> Image.Image:

@@ -103,14 +103,14 @@ def test_a_setting_is_insisted_on_also_where_it_says_the_usual(tmp_path: Path) -
     def load(*settings: str) -> Benchmark:
         return load_data(with_settings(Config(dataset=str(table)), settings), QUIET)
 
-    with pytest.raises(ValueError, match="both columns path and text; name the one to use"):
+    with pytest.raises(ValueError, match="columns path, text could be meant"):
         load()
-    with pytest.raises(ValueError, match="16 of 16 images are missing"):
+    with pytest.raises(ValueError, match=r"16 of 16 rows cannot be used.*0\.png: no such file"):
         load("data.path=path")
     by_column, by_class = load("data.text=text"), load("data.text=text", "data.split=classes")
     assert np.unique(by_column.train.labels).tolist() == [0, 2]
     assert np.unique(by_class.train.labels).tolist() == [0, 1]
-    with pytest.raises(ValueError, match="digits has no option split"):
+    with pytest.raises(ValueError, match="digits has no option 'split'"):
         load_data(with_settings(Config(dataset="digits"), ["data.split=classes"]), QUIET)
 
 

@@ -23,6 +23,11 @@ from softtriple.errors import UserError
 Kind = Literal["image", "vector", "text"]
 OnError = Literal["stop", "skip"]
 
+
+class MissingDataError(UserError, FileNotFoundError):
+    """Data that are not where they were said to be; a caller may add where to get them."""
+
+
 # How many skipped files the notes list by name; ``Benchmark.skipped`` has them all.
 MAX_LISTED = 20
 

@@ -15,7 +15,7 @@ from softtriple.errors import UserError
         ("nowhere", "nowhere: no such file or folder; choose from .*cub:PATH.*, digits, glyphs"),
         ("glyhps", "glyhps: no such file or folder; did you mean 'glyphs'"),
         ("cub:/nowhere", "/nowhere/classes.txt: no such file"),
-        ("cars196:/nowhere", "/nowhere: no such folder; expected one with cars_annos.mat"),
+        ("cars196:/nowhere", "/nowhere: no such folder; expected cars_annos.mat"),
         ("omniglot:/nowhere", "neither images_background.zip nor images_background/"),
     ],
 )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from softtriple.data.benchmark import Benchmark, OnError
+from softtriple.data.benchmark import Benchmark, MissingDataError, OnError
 from softtriple.data.images import IMAGE_SUFFIXES
 from softtriple.data.sources import table, vectors
 from softtriple.data.sources.cars196 import load_cars196
@@ -74,7 +74,7 @@ def find_loader(spec: str) -> tuple[Loader, tuple[Path, ...]]:
         if colon and len(scheme) > 1:  # not a drive letter
             raise UserError(f"unknown benchmark {scheme!r} in {spec!r}; {did_you_mean(scheme, SCHEMES)}")
         named = [*(f"{name}:PATH" for name in SCHEMES), *EMBEDDED]
-        raise UserError(f"{spec}: no such file or folder; {did_you_mean(spec, named)}")
+        raise MissingDataError(f"{spec}: no such file or folder; {did_you_mean(spec, named)}")
     match path.suffix.lower():
         case ".parquet":
             with vectors.open_parquet(path) as file:

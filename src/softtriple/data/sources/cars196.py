@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from softtriple.data.benchmark import Benchmark, OnError, index_names
+from softtriple.data.benchmark import Benchmark, MissingDataError, OnError, index_names
 from softtriple.data.sources.folder import find_parts, list_images
 from softtriple.data.sources.layout import Counts, check_complete, first_half_trains
 from softtriple.errors import UserError
@@ -36,6 +36,6 @@ def load_cars196(path: Path, *, on_error: OnError = "stop", expected: Counts | N
         labels, class_names = index_names([name for listing in listings for name in listing.names])
         skipped = [file for listing in listings for file in listing.skipped]
     else:
-        raise UserError(f"{path}: no such folder; expected one with cars_annos.mat and car_ims/, or with class folders")
+        raise MissingDataError(f"{path}: no such folder; expected cars_annos.mat and car_ims/, or class folders in it")
     benchmark = first_half_trains("cars196", paths, labels, class_names)
     return check_complete(replace(benchmark, skipped=tuple(skipped)), path, on_error, expected)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, OnError, Split, with_notes
+from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, MissingDataError, OnError, Split, with_notes
 from softtriple.data.images import ImageError
 from softtriple.errors import UserError
 
@@ -89,7 +89,7 @@ def check_complete(benchmark: Benchmark, root: Path, on_error: OnError, expected
 def read_fields(path: Path, num_fields: int, skip_lines: int = 0) -> list[tuple[str, ...]]:
     """The lines of a list, each split at whitespace into ``num_fields`` fields."""
     if not path.is_file():
-        raise UserError(f"{path}: no such file; PATH must be the folder that contains it")
+        raise MissingDataError(f"{path}: no such file; PATH must be the folder that contains it")
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from softtriple.data.benchmark import Benchmark, ImageArray, OnError, Split, with_notes
+from softtriple.data.benchmark import Benchmark, ImageArray, MissingDataError, OnError, Split, with_notes
 from softtriple.data.cache import cache_directory, cached, map_rows, read_arrays, write_rows
 from softtriple.data.sources.layout import CONTINUE, NOT_COMPARABLE, Counts, count
 from softtriple.errors import UserError
@@ -96,7 +96,7 @@ def _find(path: Path, part: str) -> Path:
     for source in (path / part, path / f"{part}.zip"):
         if source.exists():
             return source
-    raise UserError(f"{path}: neither {part}.zip nor {part}/ found; both parts of Omniglot are needed")
+    raise MissingDataError(f"{path}: neither {part}.zip nor {part}/ found; both parts of Omniglot are needed")
 
 
 def _stamps(source: Path) -> str:

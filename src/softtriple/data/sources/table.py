@@ -105,14 +105,13 @@ def _choose_columns(table: Path, columns: Columns, path: str | None, text: str |
 def _recognise(table: Path, columns: Columns, known: dict[str, tuple[str, ...]], exclude: str | None) -> str:
     """The column whose name is one of ``known``, by option; the name of the option itself is preferred."""
     usual = [name for names in known.values() for name in names]
+    options = " or ".join(f"--set data.{option}=COLUMN" for option in known)
     for names in (list(known), usual):
         candidates = [name for name in columns if name.lower() in names and name != exclude]
         if len(candidates) == 1:
             return candidates[0]
         if candidates:
-            options = " or ".join(f"--set data.{option}=COLUMN" for option in known)
             raise UserError(f"{table}: columns {', '.join(candidates)} could be meant; choose one with {options}")
-    options = " or ".join(f"--set data.{option}=COLUMN" for option in known)
     raise UserError(
         f"{table}: no column {', '.join(usual)}; the first line has {', '.join(map(repr, columns))}. "
         f"Name the column with {options}; if the file has no header line, add one such as text,label"

@@ -15,6 +15,7 @@ from jaxtyping import Float32, Shaped
 from softtriple.data.benchmark import (
     Benchmark,
     Labels,
+    MissingDataError,
     OnError,
     Split,
     Vectors,
@@ -52,7 +53,7 @@ def read_vectors(path: Path, on_error: OnError = "stop") -> VectorFile:
     Labels may be integers or strings. A row with NaN or infinity is an error; ``on_error="skip"`` leaves it out.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file")
+        raise MissingDataError(f"{path}: no such file")
     match path.suffix:
         case ".npz":
             arrays = _read_npz(path)
