@@ -455,7 +455,11 @@ def test_two_processes_that_write_the_same_items_store_them_once(tmp_path: Path)
         assert writer.stdout is not None
         writer.stdout.readline()
     for writer in writers:
-        writer.communicate("go\n")
+        assert writer.stdin is not None
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        writer.communicate()
         assert writer.returncode == 0
     assert contents(open_store(uri, fingerprint="abc")) == expected(some_items(80), unit(80))
 

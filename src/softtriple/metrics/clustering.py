@@ -1,15 +1,15 @@
 """Clustering quality: k-means, and how well its clusters agree with the classes (NMI, AMI).
 
-k-means minimises the squared Euclidean distance of unit vectors to plain, not normalised, means: what the papers
-report NMI for. It sees every item (no subsampling) and is judged by its objective alone: labels play no part in it,
-and the run with the lowest objective is the one to report.
+k-means minimises the squared Euclidean distance of unit vectors to means that are not normalised, as in the papers that
+report NMI. It uses every item (no subsampling). Runs are compared by their objective alone, never by labels, and the
+run with the lowest objective is reported.
 
-With a cluster for every five items, as on Stanford Online Products, starting from random items leaves a third
-of the groups without a centre, and Lloyd's iterations cannot mend that. So the start is drawn as in k-means++, with
-probability proportional to the squared distance to the centres so far, but in a few large rounds, which together
-cost what one iteration costs; and every iteration moves centres that are hardly missed to items that are served
-badly, where the objective gains by it. A few iterations then reach a lower objective than twenty from random items do:
-on vectors of that size 29 990 against 30 140 (faiss.Kmeans), in a quarter of the time.
+With one cluster per five items, as on Stanford Online Products, starting from random items leaves a third of the groups
+without a centre, and Lloyd's iterations cannot repair that. So the start is drawn as in k-means++, with probability
+proportional to the squared distance to the centres so far, but in a few large rounds that together cost as much as one
+iteration. Every iteration also moves centres that contribute little to items that are far from any centre, where that
+lowers the objective. A few iterations then reach a lower objective than twenty from random items: 29 990 against 30 140
+(faiss.Kmeans) on vectors of that size, in a quarter of the time.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,9 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 from torch import Tensor
 
-# k-means++ proper draws one centre a round; more rounds than these did not lower the objective.
+from softtriple.errors import UserError
+
+# k-means++ draws one centre per round; more rounds than these did not lower the objective.
 ROUNDS = 16
 
 
@@ -43,11 +45,11 @@ def kmeans(
 ) -> Clustering:
     """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from a spread start.
 
-    It stops after ``iterations``, or after one of means alone that lowers the objective by less than the share
-    ``tolerance``.
+    It stops after ``iterations``, or when an iteration without relocated centres lowers the objective by less than the
+    share ``tolerance``.
     """
     if not 1 <= num_clusters <= len(vectors):
-        raise ValueError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
+        raise UserError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
     items = vectors.detach().float().cpu().contiguous()
     served = _spread_start(items, num_clusters, np.random.default_rng(seed))
     relocates = True
@@ -63,8 +65,8 @@ def kmeans(
         if gain <= tolerance * served.objective:
             if not moves:
                 break
-            # What a move gains is an estimate. From here on the means alone move, and the second nearest, which takes
-            # longer to find, is not asked for.
+            # The gain of a move is an estimate. From here on no centre is relocated, and the second nearest, which
+            # takes longer to find, is not needed.
             relocates = False
     return Clustering(torch.from_numpy(served.nearest), served.objective)
 
@@ -124,7 +126,7 @@ class _Contingency(NamedTuple):
 
     @property
     def is_trivial(self) -> bool:
-        """One class in one cluster: nothing to get wrong."""
+        """One class in one cluster, which always agree."""
         return len(self.class_sizes) == len(self.cluster_sizes) == 1
 
     @property
@@ -160,7 +162,7 @@ def _spread_start(items: Float[Tensor, "items dim"], num_clusters: int, random: 
         times = random.exponential(size=count) / weights
         chosen.append(np.argpartition(times, len(part) - 1)[: len(part)])
         served = _nearer(served, _assign(items, items[chosen[-1]], 2), int(part[0]))
-        # Copies of a centre keep a tiny weight, so that there are always enough items left to draw.
+        # Copies of a centre keep a tiny weight, so that enough items remain to be drawn.
         weights = np.maximum(served.distance, 1e-12)
         weights[np.concatenate(chosen)] = 1e-300
     return served
