@@ -149,7 +149,7 @@ def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None
     assert deleted.out == f"{store}: deleted 30\n"
 
     for arguments, status, sentence in [
-        (["search", run, "row:0", "--store", tmp_path / "nowhere"], 1, "there is no store here; make it with"),
+        (["search", run, "row:0", "--store", tmp_path / "nowhere"], 1, "there is no store here"),
         (["search", run, "row:99", "--store", store], 1, "the run has 30 test items"),
         (["search", run, "row:0", "--store", store, "--class", "zebra"], 1, "there is no class 'zebra'"),
         (["search", run, "row:0"], 2, "--store"),

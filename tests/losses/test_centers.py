@@ -7,7 +7,7 @@ from torch import Tensor
 
 from softtriple import HardTripleLoss, NormalizedSoftmaxLoss, SoftmaxLoss, SoftTripleLoss
 from softtriple.losses import CenterLoss, ProxyNCALoss, soft_similarity
-from softtriple.losses.centers import count_distinct, merge_groups
+from softtriple.losses.centers import MERGED, count_distinct, merge_groups, nearest_centers
 
 
 def clumps(counts: list[list[int]], jitter: float, dim: int = 16) -> Tensor:
@@ -245,3 +245,20 @@ def test_a_class_with_fewer_items_than_centers_has_its_items_as_centers() -> Non
     assert loss.distinct_centers()[0] == 2
     torch.testing.assert_close((found[0] @ items.T).amax(dim=1), torch.ones(5))
     torch.testing.assert_close(found[1].norm(dim=-1), torch.ones(5))  # a zero vector has no direction to give
+
+
+def test_nearest_centers_matches_a_loop_over_the_own_class() -> None:
+    random = torch.Generator().manual_seed(0)
+    centers = torch.randn(4, 3, 6, generator=random)
+    labels = 1 + torch.randint(3, (50,), generator=random)  # class 0 has no items
+    vectors = F.normalize(torch.randn(50, 6, generator=random), dim=1)
+    for vector, label, group in zip(vectors, labels, nearest_centers(vectors, labels, centers), strict=True):
+        similarity = [float(vector @ center / center.norm()) for center in centers[label]]
+        assert divmod(int(group), 3) == (int(label), similarity.index(max(similarity)))
+
+
+def test_merged_centers_are_one_group() -> None:
+    centers = torch.tensor([[[1.0, 0.0], [1.0, MERGED / 2], [-1.0, 0.0]]])
+    vectors = torch.tensor([[1.0, -0.1], [1.0, 0.1], [-1.0, 0.0]])
+    groups = nearest_centers(vectors, torch.zeros(3, dtype=torch.long), centers)
+    assert groups[0] == groups[1] != groups[2]

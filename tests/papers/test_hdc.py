@@ -15,7 +15,7 @@ from torch import Tensor
 from softtriple.data import ImageArray, Split, View
 from softtriple.errors import UserError
 from softtriple.models import Encoder, EncoderConfig, build_backbone
-from softtriple.models.features import Reading, embed_feed, trunk_feed
+from softtriple.models.features import Reading, embed_feed, cached_feed
 from softtriple.papers.hdc import (
     TAPS,
     HDCLoss,
@@ -266,5 +266,5 @@ def test_heads_divide_the_dimension() -> None:
 def test_cached_features_are_kept_apart_from_those_of_the_backbone_alone() -> None:
     split = Split(ImageArray(np.zeros((3, 32, 32), dtype=np.uint8)), np.zeros(3, dtype=np.int64))
     for network in (encoder(), Encoder(config())):
-        feed = trunk_feed(network, split, Reading(View(size=32, resize=32)), frozen=network.num_stages, views=1)
+        feed = cached_feed(network, split, Reading(View(size=32, resize=32)), frozen=network.num_stages, views=1)
         assert embed_feed(network, feed).shape == (3, 12)

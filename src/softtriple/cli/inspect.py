@@ -81,8 +81,9 @@ def centers(
 ) -> None:
     """Show how many centres of each class are distinct after the regulariser has merged those not needed."""
     from softtriple.report import centers as counting
+    from softtriple.training import Run
 
-    counts = counting.count_centers(run)
+    counts = counting.count_centers(Run.load(run))
     if out is not None:
         counting.draw(counts, out)
     told = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}

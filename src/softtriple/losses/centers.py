@@ -154,6 +154,25 @@ def merge(centers: Float[Tensor, "classes k dim"], gamma: float, tolerance: floa
     return MergedCenters(means[kept], counts[kept], owners[kept], num_classes, gamma)
 
 
+def nearest_centers(
+    embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], centers: Float[Tensor, "classes k dim"]
+) -> Int[Tensor, " items"]:
+    """The group of each embedding, ``class * k + centre`` for the nearest centre of its class; merged ones are one.
+
+    Computed in bounded memory.
+    """
+    _, k, dim = centers.shape
+    classes, owners = torch.unique(labels, return_inverse=True)
+    unit = F.normalize(centers[classes], dim=-1)
+    leaders = merge_groups(unit, MERGED)
+    size = max(1, AT_ONCE // (k * dim))
+    nearest = [
+        leaders[owner, torch.einsum("nd,nkd->nk", vectors, unit[owner]).argmax(dim=1)]
+        for vectors, owner in zip(embeddings.split(size), owners.split(size), strict=True)
+    ]
+    return labels * k + torch.cat(nearest)
+
+
 def moved_to_data(
     centers: Float[Tensor, "classes k dim"], embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, " items"]
 ) -> Float[Tensor, "classes k dim"]:

@@ -238,6 +238,7 @@ def cache_size(
     return views * view, fits(missing * view, budget, cache_directory())
 
 
+@torch.no_grad()
 def embed_feed(
     encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
 ) -> Float[Tensor, "items dim"]:
@@ -245,6 +246,7 @@ def embed_feed(
     return torch.cat([*_outputs(encoder, feed, encoder.run_from, device, progress), torch.empty(0, encoder.dim)])
 
 
+@torch.no_grad()
 def feature_rows(
     encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
 ) -> Float[Tensor, "items features"]:
@@ -269,7 +271,6 @@ def embed_share(
     return embed_feed(encoder, part, device=device, progress=progress)
 
 
-@torch.no_grad()
 def _outputs(
     encoder: Encoder,
     feed: Feed,

@@ -12,15 +12,15 @@ from typing import NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Integer, Num
+from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor, nn
 
-from softtriple.config import Config
-from softtriple.data import Benchmark, Vectors, contiguous_labels
+from softtriple.config import Config, LossConfig
+from softtriple.data import Benchmark, contiguous_labels
+from softtriple.data import Vectors as VectorItems
 from softtriple.errors import UserError
-from softtriple.losses import as_loss
-from softtriple.losses.checks import at_least_one, checked_batch, not_negative, positive
-from softtriple.losses.pairwise import squared_distances
+from softtriple.losses.base import Labels, Loss, Vectors, require_count, require_nonnegative, require_positive
+from softtriple.losses.pairs import squared_distances
 from softtriple.models import Encoder, EncoderConfig, StagedNetwork, build_backbone
 from softtriple.models.backbones.module import module_name
 from softtriple.models.description import Pooling
@@ -29,7 +29,7 @@ from softtriple.models.features import Feeds
 from softtriple.models.inputs import example_input
 from softtriple.progress import Reporter
 from softtriple.training import Run
-from softtriple.training.auto import resolve
+from softtriple.training.auto import CUSTOM, resolve
 from softtriple.training.directory import RunDir
 from softtriple.training.run import as_benchmark, divide
 from softtriple.training.train import Prepared, train_prepared
@@ -57,7 +57,9 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
         raise UserError("model.head_init = 'pca': HDC has no linear head; use random")
     with directory.opened(resume=True):
         benchmark = as_benchmark(config, reporter)
-        config = resolve(replace(config, model=replace(model, head_init="random")), benchmark, reporter)
+        # The table of losses has no HDC: to `resolve` it is a module that the caller passes.
+        custom = replace(config, model=replace(model, head_init="random"), loss=LossConfig(name=f"{CUSTOM}HDCLoss"))
+        config = replace(resolve(custom, benchmark, reporter), loss=config.loss)
         if config.model.trainable == "auto":
             raise UserError("model.trainable = 'auto': for HDC choose all or head")
         directory.write_config(config)
@@ -80,7 +82,7 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
         weights=model.weights,
         input_size=model.input_size,
         hidden=model.hidden or None,
-        in_features=items.values.shape[1] if isinstance(items, Vectors) else None,
+        in_features=items.values.shape[1] if isinstance(items, VectorItems) else None,
     )
     encoder = build_hdc_encoder(described, [benchmark.class_names[label] for label in classes])
     encoder.freeze_batch_norm(model.freeze_batch_norm)
@@ -93,7 +95,7 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
         views=config.train.views,
         cache_bytes=config.data.cache_gigabytes * 1e9,
     )
-    loss = as_loss(HDCLoss(len(classes), model.dim, **config.loss.options), len(classes), model.dim)
+    loss = HDCLoss(len(classes), model.dim, **config.loss.options)
     return Prepared(config, benchmark, encoder, loss, rows, labels, held_out, feeds)
 
 
@@ -213,7 +215,7 @@ def hardest(hardness: Float[Tensor, " all"], pairs: Int[Tensor, " some"], share:
     return pairs[hardness[pairs].topk(math.ceil(share * len(pairs))).indices]
 
 
-class HDCLoss(nn.Module):
+class HDCLoss(Loss):
     """Sum over the heads of a contrastive loss on all pairs of a batch, each head on its hardest share of them.
 
     Positive and negative pairs are ranked separately, positive ones by decreasing distance and negative ones by
@@ -247,9 +249,7 @@ class HDCLoss(nn.Module):
         per_class: int = 10,
         validate: bool = True,
     ) -> None:
-        super().__init__()
-        self.num_classes = at_least_one("num_classes", num_classes)
-        self.embedding_size = at_least_one("embedding_size", embedding_size)
+        super().__init__(num_classes, embedding_size, validate=validate)
         if len(shares) != HEADS or not all(0 < share <= 1 for share in shares):
             raise UserError(f"shares = {shares!r} must be {HEADS} numbers above 0 and at most 1, one for each head")
         if embedding_size % HEADS:
@@ -257,13 +257,14 @@ class HDCLoss(nn.Module):
                 f"embedding_size = {embedding_size} does not divide into {HEADS} equal heads: "
                 f"choose a multiple of {HEADS}"
             )
-        self.per_class: int | None = at_least_one("per_class", per_class)
-        self.shares, self.cascade, self.validate = shares, cascade, validate
-        self.margin, self.negative_factor = positive("margin", margin), not_negative("negative_factor", negative_factor)
+        self.per_class = require_count("per_class", per_class)
+        self.shares, self.cascade = shares, cascade
+        self.margin = require_positive("margin", margin)
+        self.negative_factor = require_nonnegative("negative_factor", negative_factor)
 
-    def forward(self, embeddings: Float[Tensor, "batch dim"], labels: Integer[Tensor, " batch"]) -> Float[Tensor, ""]:
+    def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
         """Sum of the losses of the heads, whose unit vectors are concatenated in ``embeddings``."""
-        embeddings, labels = checked_batch(embeddings, labels, self.num_classes, self.embedding_size, self.validate)
+        embeddings, labels = self.check_batch(embeddings, labels)
         first, second = torch.triu_indices(len(labels), len(labels), offset=1, device=labels.device)
         same = labels[first] == labels[second]
         kinds = [same.nonzero().flatten(), (~same).nonzero().flatten()]

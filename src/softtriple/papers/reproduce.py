@@ -120,9 +120,12 @@ def _study(
     benchmark, lacking = None, ""
     try:
         benchmark = as_benchmark(with_settings(Config(dataset=data), settings))
-    except FileNotFoundError as error:
+    except UserError as error:
+        # Without the data there are still the published numbers and the runs that are finished.
         sources = {table.data.name: table.data.source for table in read_published().values()}
         source = sources.get(data.partition(":")[0])
+        if source is None and not any(out.glob("*/seed-*/report.json")):
+            raise
         lacking = f"{error}{f' (available from {source})' if source else ''}"
     protocol = choose_protocol(data, benchmark, protocol, on_gpu=torch.cuda.is_available())
     advice = ". Pass the file with --set model.weights=FILE, or use --protocol head." if protocol == "full" else ""

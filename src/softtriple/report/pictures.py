@@ -7,7 +7,7 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
-from softtriple.data import ImageArray, ImageFiles, Split, Texts, decode_image
+from softtriple.data import ImageArray, ImageFiles, ImageList, Split, Texts, decode_image
 from softtriple.data.images import center_crop, resize_short_side
 from softtriple.data.sampling import stream
 from softtriple.losses.centers import MERGED, count_distinct, nearest_centers
@@ -65,7 +65,7 @@ def picture(split: Split, row: int) -> Picture:
     match split.items:
         case ImageFiles(paths):
             return np.asarray(center_crop(resize_short_side(decode_image(paths[row]), SIDE), SIDE))
-        case ImageArray(pixels):
+        case ImageArray(pixels) | ImageList(pixels):
             return np.asarray(Image.fromarray(pixels[row]).convert("RGB"))
         case Texts(values):
             text = values[row]
