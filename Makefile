@@ -42,7 +42,7 @@ check: $(VENV)/.dev            ## lint, format, types, import layers
 ROUNDS := 10
 BURN := while True: pass
 soak: $(VENV)/.dev             ## the tests ROUNDS times under load; TESTS="tests/gallery" for some of them
-	@trap 'kill $$burners' EXIT; trap 'exit 130' INT TERM; \
+	@trap 'kill $$burners 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c '$(BURN)' & burners="$$burners $$!"; done; \
 	for round in $$(seq $(ROUNDS)); do \
 	    echo "round $$round of $(ROUNDS)"; $(PYTEST) --no-loadscope-reorder --shuffle "$$round" $(TESTS) || exit 1; \
