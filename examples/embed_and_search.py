@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import torch
+from softtriple.training.indexing import index_data, search
 
 from softtriple import Embeddings, Encoder, evaluate, nearest
 from softtriple.config import Config, with_settings
 from softtriple.data import load_benchmark
 from softtriple.progress import Reporter
-from softtriple.training.indexing import index_data, search
 from softtriple.training.run import RunDir
 from softtriple.training.train import train
 

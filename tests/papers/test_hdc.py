@@ -15,7 +15,7 @@ from torch import Tensor
 from softtriple.data import ImageArray, Split, View
 from softtriple.errors import UserError
 from softtriple.models import Encoder, EncoderConfig, build_backbone
-from softtriple.models.features import Reading, embed_feed, cached_feed
+from softtriple.models.features import Reading, cached_feed, embed_feed
 from softtriple.papers.hdc import (
     TAPS,
     HDCLoss,

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from softtriple.training.indexing import check_recall, delete_data, index_data, search
 
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, ImageFiles, Split, Texts, Vectors
@@ -20,7 +21,6 @@ from softtriple.progress import Reporter
 from softtriple.search import Hit, Item, catalog, nearest, open_store
 from softtriple.search.catalog import Indexed, embed_queries, fingerprint
 from softtriple.search.lance import LanceStore
-from softtriple.training.indexing import check_recall, delete_data, index_data, search
 from softtriple.training.run import RunDir
 from softtriple.training.train import load_data, train
 

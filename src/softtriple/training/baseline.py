@@ -6,7 +6,6 @@ embedding by PCA; for vectors the vectors themselves; for texts TF-IDF on charac
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float32
@@ -52,7 +51,9 @@ def measure_baseline(
     reports[f"{name}, {features[0].shape[1]}-d"] = report(features)
     if encoder.dim < min(features[0].shape[1], len(train_features) - 1):
         weight, bias = pca_head(encoder.head_input(train_features), encoder.dim)
-        reports[f"PCA to {encoder.dim}-d"] = report([F.linear(rows.double(), weight, bias).float() for rows in features])
+        reports[f"PCA to {encoder.dim}-d"] = report(
+            [F.linear(rows.double(), weight, bias).float() for rows in features]
+        )
     return reports
 
 

@@ -144,7 +144,9 @@ def _score(head: Head, features: Tensor, labels: Labels) -> float:
     return retrieval_score(F.linear(features.double(), weight.double(), bias.double()).float(), labels)
 
 
-def _whitening(rows: Float[Tensor, "items features"], labels: Labels, start: Start) -> Float[Tensor, "features features"]:
+def _whitening(
+    rows: Float[Tensor, "items features"], labels: Labels, start: Start
+) -> Float[Tensor, "features features"]:
     """The map that equalises the variance within classes, to the power and shrinkage of ``start``."""
     identity = torch.eye(rows.shape[1], dtype=rows.dtype)
     if start.power == 0:
