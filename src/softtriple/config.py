@@ -51,14 +51,20 @@ class ModelConfig:
 
     backbone: str = "auto"
     dim: Positive | Auto = "auto"
-    pooling: Literal["average", "average+max"] = "average"
-    layer_norm: Flag = False
+    pooling: Literal["auto", "average", "average+max"] = "auto"  # auto: average+max for images with published weights
+    layer_norm: Flag | Auto = "auto"  # before the head, without parameters; auto: as for pooling
     input_size: Positive | None = None  # pixels, for backbones that accept any size
     hidden: tuple[Positive, ...] = ()  # layer widths of mlp
     weights: str | None = None  # file or URL, for backbones whose weights are not installed
     freeze_batch_norm: Literal["auto", "off", "statistics", "statistics+affine"] = "auto"
     trainable: str = "auto"  # "head", "last:N" or "all"
-    head_init: Literal["auto", "random", "pca"] = "auto"  # auto: pca if the backbone has published weights
+    head_init: Literal["auto", "random", "pca", "whitened"] = (
+        "auto"  # auto: whitened if there are features to start from
+    )
+    head_power: Number | Auto = "auto"  # of within-class whitening; 0 is PCA, 1 equalises all variances within classes
+    head_shrinkage: Number | Auto = "auto"  # of the within-class covariance towards a multiple of the identity
+    head_center: Flag | Auto = "auto"  # whether the head subtracts the mean of the features
+    head_standardize: Flag | Auto = "auto"  # whether columns are divided by their standard deviation before whitening
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -73,20 +79,25 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainConfig:
-    """How long and how fast to train; the defaults are the paper's."""
+    """How long and how fast to train; "auto" depends on what is trained, and is recorded resolved."""
 
-    epochs: Count = 50
-    batch_size: Positive = 32
-    lr: Number | Auto = "auto"  # backbone: 1e-4 with published weights (as in the paper) or linear, else 1e-3
+    epochs: Count | Auto = "auto"  # 10 for a head on fixed features, else the paper's 50
+    batch_size: Positive | Auto = "auto"  # 128 for a head on fixed features, else the paper's 32
+    lr: Number | Auto = "auto"  # head on fixed features 4e-4 (texts 1.6e-3), published weights 1e-4, from scratch 1e-3
     head_lr: Number | None = None  # the linear head; None: same as the backbone
     center_lr: Number = 1e-2
-    milestones: tuple[Count, ...] = (20, 40)  # epochs after which all rates are divided by ten
+    schedule: Literal["auto", "step", "cosine"] = "auto"  # auto: cosine for a head on fixed features, else step
+    milestones: tuple[Count, ...] | Auto = "auto"  # step: epochs after which rates drop tenfold; auto: at 40 % and 80 %
     weight_decay: Number = 0.0
     adam_epsilon: Number = 1e-8
     warm_up_epochs: Count = 0  # epochs in which only the head and the centres learn
     accumulate: Positive = 1  # batches per optimiser step
     views: Positive = 4  # augmented views of each image when features of frozen layers are cached
     hold_out: Number = 0.0  # share of the training classes held out for validation
+    # Held-out training classes decide where a head on fixed features starts and how far it trains; auto: if they are 20
+    choose: Literal["auto", "on", "off"] = "auto"
+    stop_after: Count | Auto = "auto"  # epochs that are trained of the ``epochs`` that the schedule is laid out for
+    interpolate: Number | Auto = "auto"  # share of the way from the start of the head to its end; 1 keeps the end
     evaluate_every: Count = 0  # epochs; 0: only at the end
     # auto: bfloat16 on CUDA devices that support it, float16 on others, float32 on a CPU
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -106,12 +117,23 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
+# What the paper trains with, and no choice by held-out classes.
+PAPER: dict[str, Any] = {
+    "model.pooling": "average",
+    "model.layer_norm": False,
+    "model.head_init": "random",
+    "train.epochs": 50,
+    "train.batch_size": 32,
+    "train.schedule": "step",
+    "train.milestones": (20, 40),
+    "train.choose": "off",
+}
 # The two published recipes and the paper's settings for SOP, so that a result can be attributed to one of them.
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"data.augment": "crop", "model.head_init": "random"},
+    "paper": {**PAPER, "data.augment": "crop"},
     "official": {
+        **PAPER,
         "data.augment": "resized-crop",
-        "model.head_init": "random",
         "train.adam_epsilon": 0.01,
         "train.weight_decay": 1e-4,
         "train.milestones": (19, 39),

@@ -28,6 +28,7 @@ from softtriple.data import shuffled
 from softtriple.errors import UserError
 from softtriple.losses import SoftTripleLoss
 from softtriple.models import Encoder, EncoderConfig
+from softtriple.models.heads import pca_head
 from softtriple.training.auto import centers_for
 from softtriple.training.fit import train_epoch
 from softtriple.training.optim import build_optimizer, set_rates
@@ -156,7 +157,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
             )
         )
         if not hidden and self.n_components <= min(items - 1, in_features):
-            encoder.initialize_head_from_pca(features)
+            encoder.set_head(*pca_head(features, self.n_components))
         loss = SoftTripleLoss(
             len(class_sizes),
             self.n_components,

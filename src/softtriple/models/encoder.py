@@ -29,7 +29,6 @@ from softtriple.models.description import (
     read_description,
     write_description,
 )
-from softtriple.models.heads import pca_head
 from softtriple.models.inputs import Batch, Images, Texts, Vectors, example_input, input_batches
 from softtriple.models.preprocess import Preprocess, TextPreprocess
 from softtriple.models.weights import (
@@ -260,10 +259,6 @@ class Encoder(nn.Module):
         with torch.no_grad():
             self.head.weight.copy_(weight)
             self.head.bias.copy_(bias)
-
-    def initialize_head_from_pca(self, features: Float[Tensor, "items features"]) -> None:
-        """Make the head the projection on the principal components of pooled ``features``."""
-        self.set_head(*pca_head(self.head_input(features), self.dim))
 
     def _count_frozen(self, part: str) -> int:
         check_trainable(part)

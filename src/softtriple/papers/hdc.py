@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypedDict
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Num
@@ -29,7 +30,7 @@ from softtriple.models.features import Feeds
 from softtriple.models.inputs import example_input
 from softtriple.progress import Reporter
 from softtriple.training import Run
-from softtriple.training.auto import CUSTOM, resolve
+from softtriple.training.auto import CUSTOM, resolve, resolve_training
 from softtriple.training.directory import RunDir
 from softtriple.training.run import as_benchmark, divide
 from softtriple.training.train import Prepared, train_prepared
@@ -59,10 +60,11 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
         benchmark = as_benchmark(config, reporter)
         # The table of losses has no HDC: to `resolve` it is a module that the caller passes.
         custom = replace(config, model=replace(model, head_init="random"), loss=LossConfig(name=f"{CUSTOM}HDCLoss"))
-        config = replace(resolve(custom, benchmark, reporter), loss=config.loss)
-        if config.model.trainable == "auto":
+        custom = resolve(directory.resume_config(custom), benchmark, reporter)
+        if custom.model.trainable == "auto":
             raise UserError("model.trainable = 'auto': for HDC choose all or head")
-        directory.write_config(config)
+        sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
+        config = replace(resolve_training(custom, sizes, reporter), loss=config.loss)
         return train_prepared(_prepare(config, benchmark, reporter), directory=directory, reporter=reporter)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from softtriple.config import Config, with_values
+from softtriple.config import PAPER, Config, with_values
 from softtriple.papers.published import PublishedRow, PublishedTable, read_published
 
 _BUDGET: dict[str, Any] = {
@@ -21,12 +21,9 @@ _BUDGET: dict[str, Any] = {
     "model.backbone": "bn-inception",
     "model.trainable": "all",
     "model.freeze_batch_norm": "statistics",
-    "model.head_init": "random",
-    "train.epochs": 50,
-    "train.batch_size": 32,
+    **PAPER,
     "train.lr": 1e-4,
     "train.center_lr": 1e-2,
-    "train.milestones": [20, 40],
 }
 _SOFTTRIPLE: dict[str, Any] = {
     "loss.centers_per_class": 10,
@@ -48,7 +45,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "head": {
         "model.backbone": "efficientnet-lite0",
         "model.trainable": "head",
-        "model.head_init": "auto",
+        "model.head_init": "pca",
         "train.views": 2,
     },
     "full": {},

@@ -15,7 +15,10 @@ from softtriple.models import BACKBONES, Encoder
 from softtriple.models.features import Reading, item_feed
 from softtriple.progress import Reporter, duration
 
-DIM = 64  # the smaller of the two that the paper compares
+FEATURE_DIM = 512  # the larger of the two widths that the paper compares, if there are as many features
+TEXT_DIM = 256
+SCRATCH_DIM = 64  # the smaller one, for networks trained from scratch
+MOST_HEAD_CENTERS = 3
 MOST_CENTERS = 10  # the paper's K for classes of about sixty images
 CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five images
 
@@ -27,36 +30,72 @@ CUSTOM = "module:"  # before the class of a backbone or loss that the caller pas
 
 
 def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
-    """The configuration with every decision made that the data alone decide."""
-    model, training, loss = config.model, config.train, config.loss
+    """The configuration with every decision made that the kind of data decides."""
+    data, model = config.data, config.model
+    if data.augment == "auto":
+        data = replace(data, augment=_augment(benchmark))
     if model.backbone == "auto":
         model = replace(model, backbone=_backbone(benchmark, model.hidden))
         reporter.note(f"backbone: {model.backbone}")
     pretrained = starts_from_weights(model.backbone)
-    if model.dim == "auto":
-        model = replace(model, dim=DIM)
+    photographs = pretrained and benchmark.kind == "image"
+    if model.pooling == "auto":
+        model = replace(model, pooling="average+max" if photographs else "average")
+    if model.layer_norm == "auto":
+        model = replace(model, layer_norm=photographs)
     if model.freeze_batch_norm == "auto":
         model = replace(model, freeze_batch_norm="statistics" if pretrained else "off")
-    if model.trainable == "auto" and model.backbone.startswith("st:"):
+    if model.trainable == "auto" and benchmark.kind == "text" and model.backbone != "mlp":
         model = replace(model, trainable="head")
-        reporter.note("trainable: head, on cached features (--set model.trainable=all trains the whole model)")
+        if pretrained:
+            reporter.note("trainable: head, on cached features (--set model.trainable=all trains the whole model)")
     elif model.trainable == "auto" and (not pretrained or model.backbone.startswith(CUSTOM)):
         model = replace(model, trainable="all")
+    return replace(config, data=data, model=model)
+
+
+def resolve_dim(config: Config, num_features: int, items: int) -> Config:
+    """Resolve the width of the embedding and where the head starts, once the backbone is built."""
+    model = config.model
+    has_features = starts_from_features(model.backbone)
+    most = min(num_features, items - 1)
+    if model.dim == "auto":
+        dim = max(1, min(FEATURE_DIM, most)) if has_features else SCRATCH_DIM
+        model = replace(model, dim=min(dim, TEXT_DIM) if model.backbone == "text" else dim)
+    assert model.dim != "auto"
+    if model.head_init == "auto":
+        model = replace(model, head_init="whitened" if has_features and model.dim <= most else "random")
+    return replace(config, model=model)
+
+
+def resolve_training(config: Config, class_sizes: Int64[np.ndarray, " classes"], reporter: Reporter) -> Config:
+    """Resolve the budget, which depends on whether a head on fixed features is trained, or a network."""
+    model, training, loss = config.model, config.train, config.loss
+    head = trains_head_only(config)
+    if training.epochs == "auto":
+        training = replace(training, epochs=10 if head else 50)
+    if training.batch_size == "auto":
+        training = replace(training, batch_size=128 if head else 32)
+    if training.schedule == "auto":
+        training = replace(training, schedule="cosine" if head else "step")
+    if training.milestones == "auto":
+        epochs = training.epochs
+        assert epochs != "auto"
+        training = replace(training, milestones=(round(0.4 * epochs), round(0.8 * epochs)))
     if training.lr == "auto":
-        # A linear map of given features is a head: on held-out classes 1e-4 was better for eight of nine losses.
-        training = replace(training, lr=1e-4 if pretrained or model.backbone == "linear" else 1e-3)
-    if (
-        loss.centers_per_class == "auto"
-        and not loss.name.startswith(CUSTOM)
-        and has_option(loss.name, "centers_per_class")
-    ):
-        sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
-        loss = replace(loss, centers_per_class=centers_for(sizes))
-        reporter.note(f"centres per class: {loss.centers_per_class}, for classes of {np.median(sizes):g} items")
-    data = config.data
-    if data.augment == "auto":
-        data = replace(data, augment=_augment(benchmark))
-    return replace(config, data=data, model=model, loss=loss, train=training)
+        network = 1e-4 if starts_from_weights(model.backbone) else 1e-3
+        training = replace(training, lr=(1.6e-3 if model.backbone == "text" else 4e-4) if head else network)
+    if loss.centers_per_class == "auto" and not loss.name.startswith(CUSTOM) and has_option(loss.name, CENTERS):
+        most = MOST_HEAD_CENTERS if head else MOST_CENTERS
+        loss = replace(loss, centers_per_class=min(centers_for(class_sizes), most))
+        reporter.note(f"centres per class: {loss.centers_per_class}, for classes of {np.median(class_sizes):g} items")
+    return replace(config, loss=loss, train=training)
+
+
+def trains_head_only(config: Config) -> bool:
+    """Whether what is trained is a linear head on features that do not change and are worth starting from."""
+    fixed = config.model.trainable == "head" or config.model.backbone == "linear"
+    return fixed and config.model.head_init != "random"
 
 
 def centers_for(class_sizes: Int64[np.ndarray, " classes"]) -> int:
@@ -72,19 +111,12 @@ def centers_for(class_sizes: Int64[np.ndarray, " classes"]) -> int:
 def starts_from_weights(backbone: str) -> bool:
     """Whether a backbone comes with weights to start from."""
     has_weights = backbone in BACKBONES and BACKBONES[backbone].load_weights is not None
-    return backbone.startswith(("timm:", "st:", CUSTOM)) or has_weights
+    return backbone.startswith(("timm:", "hf:", "st:", CUSTOM)) or has_weights
 
 
-def choose_head_init(config: Config, encoder: Encoder, items: int) -> Config:
-    """Start the head from the principal components of features that published weights give, if there are enough.
-
-    A random head throws part of those features away: on held-out classes of CUB it stayed 4.5 points of R@1 behind.
-    """
-    if config.model.head_init != "auto":
-        return config
-    enough = encoder.dim <= min(items - 1, encoder.backbone.num_features)
-    pca = starts_from_weights(config.model.backbone) and enough
-    return replace(config, model=replace(config.model, head_init="pca" if pca else "random"))
+def starts_from_features(backbone: str) -> bool:
+    """Whether there are features to start from: of published weights, given vectors, or TF-IDF of texts."""
+    return starts_from_weights(backbone) or backbone in ("linear", "text")
 
 
 def choose_trainable(
@@ -97,7 +129,8 @@ def choose_trainable(
         reporter.note("trainable: all layers, on the GPU")
         return replace(config, model=replace(config.model, trainable="all"))
     forward, training = _items_per_second(encoder, split, reading)
-    all_layers = len(split) * config.train.epochs / training
+    epochs = 50 if config.train.epochs == "auto" else config.train.epochs
+    all_layers = len(split) * epochs / training
     head = len(split) * config.train.views / forward
     chosen = "all" if all_layers <= PATIENCE_SECONDS else "head"
     reporter.note(

@@ -1,7 +1,7 @@
 """What training starts from: the same metrics for embeddings that nothing was trained for.
 
-For images and sentence models that is the untrained backbone's features in their whole width, and cut to the width of the
-embedding by PCA; for vectors the vectors themselves; for texts TF-IDF on character n-grams.
+For images and sentence models that is the untrained backbone's features in their whole width, and cut to the width of
+the embedding by PCA; for vectors the vectors themselves; for texts TF-IDF on character n-grams.
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,8 @@ def verdict(baseline: Report, trained: Report) -> str | None:
         for title, d in (("R@1", differences["recall@1"]), ("MAP@R", differences["map_at_r"]))
     )
     return (
-        f"Training did not clearly improve on the untrained baseline: {told}. Try a larger --dim, more classes or items "
-        "per class, --set model.trainable=all, or another --backbone."
+        f"Training did not clearly improve on the untrained baseline: {told}. Try a larger --dim, more classes or "
+        "items per class, --set model.trainable=all, or another --backbone."
     )
 
 

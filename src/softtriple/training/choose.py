@@ -1,12 +1,13 @@
-"""Held-out training classes decide where the head starts, how long it trains and how far it moves from its start.
+"""Held-out training classes decide where a head starts and how far training takes it.
 
-All of it is about a linear head on features that do not change: cached features of a frozen backbone, or given vectors.
-Test classes never take part. `choose_start` compares closed-form heads by cross-validation over the training classes;
-`choose_length` trains on three quarters of them, watches the last quarter after each epoch, and picks the epoch and the
-share of the way from start to end (WiSE-FT, Wortsman et al., CVPR 2022) that retrieve its items best.
+All of it concerns a linear head on features that do not change: cached features of a frozen backbone, given vectors,
+or TF-IDF projections of texts. Test classes never take part. `choose_start` compares closed-form heads by
+cross-validation over the training classes. `choose_share` trains on part of them, watches the others, and finds the
+epoch, and the share of the way from the start to the end of training (WiSE-FT, Wortsman et al., CVPR 2022), that
+retrieve their items best.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,107 +17,103 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from softtriple.data.sampling import stream
-from softtriple.metrics import evaluate
-from softtriple.models.heads import pca_head, within_class_covariance
+from softtriple.metrics import Report, evaluate
+from softtriple.models.heads import Head, Start, column_scale, within_class_spread
 
 FOLDS = 4
-FEWEST_CLASSES = 20  # with fewer, a quarter of them says too little
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# With fewer classes a fold holds too few to be searched by themselves: its items search all training items instead.
+FEW_CLASSES = 20
+SHARES = (0.25, 0.5, 0.75, 1.0)
 
-
-class Start(NamedTuple):
-    """A closed-form head: within-class whitening to ``power``, shrunk, then PCA; columns perhaps standardised first."""
-
-    power: float  # 0 is plain PCA
-    shrinkage: float = 0.0
-    standardize: bool = False
-
-
-STARTS = (
-    Start(0.0),
-    Start(0.5, 0.1),
-    Start(0.5, 0.3),
-    Start(0.5, 0.6),
-    Start(1.0, 0.02),
+IMAGE_STARTS = (Start(0.5, 0.3), Start(0.5, 0.1), Start(0.5, 0.6), Start(1.0, 0.3), Start(1.0, 0.6), Start(0.0, 0.0))
+SENTENCE_STARTS = (
     Start(1.0, 0.1),
     Start(1.0, 0.3),
-    Start(1.0, 0.6),
+    Start(1.0, 0.02),
+    Start(0.5, 0.3),
+    Start(0.5, 0.1),
+    Start(0.0, 0.0),
 )
-# Columns of given vectors may have different units, which standardising makes equal.
-VECTOR_STARTS = (*STARTS, *(start._replace(standardize=True) for start in STARTS))
+TEXT_STARTS = (Start(1.0, 0.02), Start(1.0, 0.003), Start(1.0, 0.1), Start(1.0, 0.3), Start(0.5, 0.3))
+# Given vectors may already be a good metric, and their columns may have different units.
+IDENTITY = Start(0.0, 0.0, center=False)
+VECTOR_STARTS = (
+    IDENTITY,
+    Start(0.0, 0.0),
+    *(Start(power, shrinkage) for power in (0.5, 1.0) for shrinkage in (0.02, 0.1, 0.3, 0.6)),
+    *(Start(power, 0.1, standardize=True) for power in (0.0, 0.5, 1.0)),
+)
 
-Head = tuple[Float[Tensor, "dim features"], Float[Tensor, " dim"]]
 Labels = Int64[np.ndarray, " items"]
 
 
-def start_head(features: Float[Tensor, "items features"], labels: Labels, dim: int, start: Start) -> Head:
-    """Weight and bias of the closed-form head ``start`` for these features; outputs have a mean length of 1."""
-    rows = features.double()
-    scale = torch.ones(rows.shape[1], dtype=rows.dtype)
-    if start.standardize:
-        deviations = rows.std(dim=0)
-        scale = 1 / torch.where(deviations > 0, deviations, 1)
-    whitening = _whitening(rows * scale, labels, start)
-    weight, bias = pca_head((rows * scale) @ whitening, dim)
-    weight = weight @ whitening * scale
-    length = F.linear(rows, weight, bias).norm(dim=1).mean()
-    return weight / length, bias / length
+class Trial(NamedTuple):
+    """How well held-out items are retrieved."""
+
+    recall: float
+    map_at_r: float
+
+    @property
+    def score(self) -> float:
+        """What candidates are compared by: the mean of Recall@1 and MAP@R."""
+        return (self.recall + self.map_at_r) / 2
 
 
 def choose_start(
     features: Float[Tensor, "items features"], labels: Labels, starts: Sequence[Start], seed: int
 ) -> Start:
-    """The start that retrieves items of held-out classes best, by cross-validation over classes.
+    """The closed-form head that retrieves items of held-out classes best, by cross-validation over classes.
 
-    Judged in the whole width of the features; of starts within noise of the best, the first, which is the simplest.
+    Judged in the whole width of the features. A start whose Recall@1 falls below that of the plain features is not
+    taken; among starts whose difference is within the spread over folds, the first in ``starts`` is.
     """
-    scores = np.zeros((FOLDS, len(starts)))
-    for fold, (train, held_out) in enumerate(class_folds(labels, seed)):
-        for number, start in enumerate(starts):
+    trials: dict[Start, list[Trial]] = {start: [] for start in (*starts, IDENTITY)}
+    for train, held_out in class_folds(labels, seed):
+        spreads = {}
+        for start in trials:
             rows = features[train].double()
-            scale = torch.ones(rows.shape[1], dtype=rows.dtype)
-            if start.standardize:
-                deviations = rows.std(dim=0)
-                scale = 1 / torch.where(deviations > 0, deviations, 1)
-            whitening = _whitening(rows * scale, labels[train], start)
-            mean = (rows * scale).mean(dim=0)
-            embedded = ((features[held_out].double() * scale - mean) @ whitening).float()
-            scores[fold, number] = retrieval_score(embedded, labels[held_out])
-    means = scores.mean(axis=0)
-    best = int(means.argmax())
-    # Paired over folds: what a start gains on the best must exceed the spread of that gain.
-    for number in range(best):
-        gain = scores[:, best] - scores[:, number]
-        if gain.mean() <= gain.std(ddof=1) / np.sqrt(FOLDS):
-            return starts[number]
-    return starts[best]
+            scale = column_scale(rows, start)
+            if start.standardize not in spreads:
+                spreads[start.standardize] = within_class_spread(rows * scale, torch.from_numpy(labels[train]))
+            whitening = spreads[start.standardize].whitening(start.power, start.shrinkage)
+            mean = rows.mean(dim=0) if start.center else torch.zeros_like(rows[0])
+            embedded = ((features.double() - mean) * scale @ whitening).float()
+            trials[start].append(try_retrieval(embedded, labels, held_out))
+    plain = _mean(trials[IDENTITY])
+    allowed = [start for start in starts if _mean(trials[start]).recall >= plain.recall] or [starts[0]]
+    best = max(allowed, key=lambda start: _mean(trials[start]).score)
+    for start in allowed:
+        gains = np.array([b.score - a.score for a, b in zip(trials[start], trials[best], strict=True)])
+        if gains.mean() <= gains.std(ddof=1) / len(gains) ** 0.5:
+            return start
+    return best
 
 
-class Length(NamedTuple):
-    """How long to train and how far to go: the head is ``start + share * (end - start)`` after ``epochs``."""
+class Choice(NamedTuple):
+    """How long to train and how far to go: the head is ``start + share * (end - start)`` after ``epochs`` epochs."""
 
     epochs: int
     share: float
-    score: float  # on held-out classes
-    start_score: float  # of the head that nothing was trained on
+    gain: Trial  # over the start, on held-out classes
 
 
-def choose_length(
-    epochs: int, start: Head, train: Callable[[], Iterator[Head]], held_out: Tensor, labels: Labels
-) -> Length:
-    """The epoch and share that retrieve the held-out items best.
+def choose_share(start: Head, ends: Iterable[Head], features: Tensor, labels: Labels) -> dict[tuple[int, float], Trial]:
+    """What each epoch and share gains over the start on held-out items; ``ends`` are the heads after each epoch."""
+    rows = np.arange(len(labels))
+    before = try_retrieval(_project(start, features), labels, rows)
+    gains = {(0, 0.0): Trial(0.0, 0.0)}
+    for epoch, end in enumerate(ends, start=1):
+        for share in SHARES:
+            after = try_retrieval(_project(interpolate(start, end, share), features), labels, rows)
+            gains[epoch, share] = Trial(after.recall - before.recall, after.map_at_r - before.map_at_r)
+    return gains
 
-    ``train`` yields the head after each epoch of training on the other classes; ``held_out`` are the features of the
-    held-out items as the head takes them.
-    """
-    zero = _score(start, held_out, labels)
-    best = Length(0, 0.0, zero, zero)
-    for epoch, end in enumerate(train(), start=1):
-        for share in SHARES[1:]:
-            score = _score(interpolate(start, end, share), held_out, labels)
-            if score > best.score:
-                best = Length(epoch, share, score, zero)
-    return best
+
+def best_choice(splits: Sequence[dict[tuple[int, float], Trial]]) -> Choice:
+    """The epoch and share with the best mean gain over ``splits``; no training if none has any."""
+    means = {key: _mean([gains[key] for gains in splits]) for key in splits[0]}
+    key = max(means, key=lambda key: means[key].score)
+    return Choice(*key, means[key])
 
 
 def interpolate(start: Head, end: Head, share: float) -> Head:
@@ -128,34 +125,39 @@ def interpolate(start: Head, end: Head, share: float) -> Head:
 def class_folds(labels: Labels, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Rows to train on and rows held out, for each of four parts of the classes."""
     classes = stream("class folds", seed).permutation(np.unique(labels))
-    for part in np.array_split(classes, FOLDS):
+    for part in np.array_split(classes, min(FOLDS, len(classes))):
         held_out = np.isin(labels, part)
         yield np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 
-def retrieval_score(vectors: Float[Tensor, "items dim"], labels: Labels) -> float:
-    """Mean of Recall@1 and MAP@R."""
-    report = evaluate(vectors, torch.from_numpy(labels), recall_at=(1,), kmeans_restarts=0, bootstrap=0)
-    return (report.recall[1] + report.map_at_r) / 2
+def try_retrieval(vectors: Float[Tensor, "items dim"], labels: Labels, rows: np.ndarray) -> Trial:
+    """How well the items of ``rows`` are retrieved: among themselves, or among all items if their classes are few."""
+    few = len(np.unique(labels[rows])) < FEW_CLASSES // FOLDS
+    chosen = np.arange(len(labels)) if few else rows
+    report = _measure(vectors[chosen], labels[chosen])
+    if report is None:
+        return Trial(0.0, 0.0)
+    wanted = {str(label) for label in np.unique(labels[rows])}
+    results = [result for name, result in report.per_class.items() if name in wanted]
+    queries = sum(result.queries for result in results)
+    if not queries:
+        return Trial(0.0, 0.0)
+    return Trial(
+        sum(result.recall_at_1 * result.queries for result in results) / queries,
+        sum(result.map_at_r * result.queries for result in results) / queries,
+    )
 
 
-def _score(head: Head, features: Tensor, labels: Labels) -> float:
+def _measure(vectors: Tensor, labels: Labels) -> Report | None:
+    if np.bincount(labels).max(initial=0) < 2:
+        return None
+    return evaluate(vectors, torch.from_numpy(labels), recall_at=(1,), kmeans_restarts=0, bootstrap=0)
+
+
+def _mean(trials: Sequence[Trial]) -> Trial:
+    return Trial(*(float(np.mean(column)) for column in zip(*trials, strict=True)))
+
+
+def _project(head: Head, features: Tensor) -> Tensor:
     weight, bias = head
-    return retrieval_score(F.linear(features.double(), weight.double(), bias.double()).float(), labels)
-
-
-def _whitening(
-    rows: Float[Tensor, "items features"], labels: Labels, start: Start
-) -> Float[Tensor, "features features"]:
-    """The map that equalises the variance within classes, to the power and shrinkage of ``start``."""
-    identity = torch.eye(rows.shape[1], dtype=rows.dtype)
-    if start.power == 0:
-        return identity
-    covariance = within_class_covariance(rows, torch.from_numpy(labels))
-    mean_variance = covariance.diagonal().mean()
-    if mean_variance == 0:
-        return identity
-    variances, directions = torch.linalg.eigh(covariance)
-    variances = (1 - start.shrinkage) * variances + start.shrinkage * mean_variance
-    variances = variances.clamp_min(1e-6 * mean_variance)
-    return directions * variances ** (-start.power / 2) @ directions.T
+    return F.linear(features.double(), weight.double(), bias.double()).float()

@@ -5,6 +5,8 @@ log.jsonl             a line per epoch
 checkpoints/          the two newest states, each written completely or not at all
 encoder/              all that inference needs
 centers.safetensors   the parameters of the loss
+baseline.json         the evaluation of untrained embeddings
+data.json             a fingerprint of the data
 report.json           the evaluation, for programs
 report.html           the same and more, for people
 """
@@ -12,7 +14,7 @@ report.html           the same and more, for people
 import dataclasses
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,8 @@ from typing import Any
 
 import filelock
 
-from softtriple.config import FORMAT, Config, read_config, write_config
+from softtriple.config import FORMAT, Config, read_config, with_values, write_config
+from softtriple.data import Benchmark
 from softtriple.errors import UserError
 from softtriple.files import append_line, remove_partial, write_whole
 from softtriple.metrics import Report
@@ -62,6 +65,16 @@ class RunDir:
     def report_file(self) -> Path:
         """The evaluation as JSON."""
         return self.path / "report.json"
+
+    @property
+    def baseline_file(self) -> Path:
+        """The evaluation of untrained embeddings as JSON."""
+        return self.path / "baseline.json"
+
+    @property
+    def data_file(self) -> Path:
+        """A fingerprint of the data."""
+        return self.path / "data.json"
 
     @property
     def page_file(self) -> Path:
@@ -109,6 +122,12 @@ class RunDir:
         if not os.access(parent, os.W_OK | os.X_OK):
             raise UserError(f"{self.path}: no permission to write to {parent}. Choose another --out.")
 
+    def resume_config(self, config: Config) -> Config:
+        """``config`` with what an earlier start of this run has resolved in the place of every "auto"."""
+        if not self.config_file.is_file():
+            return config
+        return with_values(config, _resolved(dataclasses.asdict(config), dataclasses.asdict(self.read_config()), ""))
+
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration; a resumed run must have the same."""
         if self.config_file.exists():
@@ -117,6 +136,33 @@ class RunDir:
                 name, before, now = changed[0]
                 raise UserError(f"{self.path}: cannot resume: {name} was {before!r}, now {now!r}.")
         write_whole(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
+
+    def write_data(self, benchmark: Benchmark) -> None:
+        """Record a fingerprint of the data; a resumed run must have the same."""
+        digest = benchmark.fingerprint()
+        if self.data_file.is_file():
+            if json.loads(self.data_file.read_text(encoding="utf-8")).get("fingerprint") != digest:
+                raise UserError(
+                    f"{self.path}: cannot resume: the data have changed since this run started (labels, class names or "
+                    "files). Start a new run with another --out."
+                )
+            return
+        write_whole(self.data_file, json.dumps({"fingerprint": digest, "name": benchmark.name}) + "\n")
+
+    def write_baseline(self, reports: Mapping[str, Report]) -> None:
+        """Write the reports of untrained embeddings, by name."""
+        table = {name: json.loads(report.to_json()) for name, report in reports.items()}
+        write_whole(self.baseline_file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+
+    def read_baseline(self) -> dict[str, Report]:
+        """The reports of untrained embeddings, by name; none in runs of version 0.1."""
+        if not self.baseline_file.is_file():
+            return {}
+        try:
+            table = json.loads(self.baseline_file.read_text(encoding="utf-8"))
+            return {name: Report.from_json(json.dumps(report)) for name, report in table.items()}
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{self.baseline_file}: {error}") from error
 
     def append_log(self, entry: dict[str, Any]) -> None:
         """Add a line to the log."""
@@ -165,6 +211,16 @@ class RunDir:
 def differences(before: Config, after: Config) -> list[tuple[str, Any, Any]]:
     """Settings in which two configurations differ: name, value before, value after."""
     return _differences(dataclasses.asdict(before), dataclasses.asdict(after), "")
+
+
+def _resolved(asked: dict[str, Any], stored: dict[str, Any], prefix: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in asked.items():
+        if isinstance(value, dict):
+            values |= _resolved(value, stored.get(key, {}), f"{prefix}{key}.")
+        elif value == "auto" and key in stored:
+            values[prefix + key] = stored[key]
+    return values
 
 
 def _differences(before: dict[str, Any], after: dict[str, Any], prefix: str) -> list[tuple[str, Any, Any]]:

@@ -116,10 +116,14 @@ def fit(
     ``evaluate`` gives what the log holds of an evaluation. Without a ``directory`` nothing is written to disk.
     """
     loss.train()
+    epochs, batch_size = config.epochs, config.batch_size
+    assert epochs != "auto"
+    assert batch_size != "auto"
+    stop_after = epochs if config.stop_after == "auto" else config.stop_after
     optimizer = build_optimizer(encoder, loss, config)
     half = half_precision(config.precision, device)
     scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
-    reporter.note(f"memory{_per_rank()}: about {estimate_memory(encoder, loss, config.batch_size)}")
+    reporter.note(f"memory{_per_rank()}: about {estimate_memory(encoder, loss, batch_size)}")
     position, log = Position(), []
     if directory is not None:
         position = load_checkpoint(directory.checkpoints, encoder, loss, optimizer, scaler)
@@ -127,7 +131,7 @@ def fit(
             directory.forget_log_after(position)
         log = directory.read_epochs()
     if position != Position():
-        reporter.note(f"resumed after epoch {position.epoch} of {config.epochs}, batch {position.batch}")
+        reporter.note(f"resumed after epoch {position.epoch} of {stop_after}, batch {position.batch}")
     if dist.world_size() > 1 and device.type == "cpu" and _has_batch_statistics(encoder):
         reporter.note("batch norm: each rank normalises by its own part of the batch; one process would use all of it")
 
@@ -142,7 +146,7 @@ def fit(
     parallel = dist.data_parallel(FromStage(encoder, feed.first))
     with reporter.task("training") as update, stop_requests() as stopping, unvalidated(loss):
         centers = ""
-        while position.epoch < config.epochs:
+        while position.epoch < stop_after:
             set_rates(optimizer, position.epoch, config)
             if position.batch == 0 and loss.looks_ahead:
                 loss.start_epoch(embed_together(encoder, feed, device=device), torch.from_numpy(feed.labels))
@@ -163,7 +167,7 @@ def fit(
                     rate = seen / (now - start)
                     done = position.epoch * len(feed) + items_before + seen
                     told = f"epoch {position.epoch + 1}{_mean_loss(position)}, {rate:.0f} items/s{centers}"
-                    update(done, config.epochs * len(feed), told)
+                    update(done, stop_after * len(feed), told)
                     late = now - saved > 60 * config.checkpoint_minutes
                     alone = dist.world_size() == 1  # several ranks have to agree, which they do at looks only
                     if number % LOOK_EVERY and not (alone and step.updated and (late or stopping())):

@@ -1,5 +1,6 @@
 """The paper's optimiser: Adam with one rate for the backbone and another for the centres, dropped in steps."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -128,11 +129,26 @@ def _distinct_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, epoch: int, config: TrainConfig) -> None:
-    """Set the rates for ``epoch``, counted from 0: the backbone waits during warm-up, all drop at the milestones."""
-    factor = rate_factor(epoch, config.milestones)
+    """Set the rates for ``epoch``, counted from 0: the backbone waits during warm-up, all follow the schedule."""
+    assert config.epochs != "auto"
+    assert config.milestones != "auto"
+    if config.schedule == "cosine":
+        factor = cosine_factor(epoch, config.epochs)
+    else:
+        factor = rate_factor(epoch, config.milestones)
     for group in optimizer.param_groups:
         waits = group["part"] == "backbone" and epoch < config.warm_up_epochs
         group["lr"] = 0.0 if waits else group["base_lr"] * factor
+
+
+def cosine_factor(epoch: int, epochs: int) -> float:
+    """Half a period of a cosine: 1 in the first epoch, near 0 in the last.
+
+    Example:
+        >>> [round(cosine_factor(epoch, 4), 2) for epoch in range(4)]
+        [1.0, 0.85, 0.5, 0.15]
+    """
+    return (1 + math.cos(math.pi * epoch / max(epochs, 1))) / 2
 
 
 def rate_factor(epoch: int, milestones: Sequence[int]) -> float:

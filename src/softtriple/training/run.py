@@ -1,6 +1,6 @@
 """A run as a value: configuration, encoder, loss and report, just trained or loaded from its directory."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -60,6 +60,7 @@ class Run:
         config: Config,
         encoder: Encoder,
         report: Report | None = None,
+        baselines: Mapping[str, Report] | None = None,
         validation: Report | None = None,
         log: Sequence[dict[str, Any]] = (),
         loss: Loss | None = None,
@@ -69,7 +70,7 @@ class Run:
     ) -> None:
         self.config, self.encoder, self.validation, self.log = config, encoder, validation, tuple(log)
         self.directory, self._reporter = directory, reporter
-        self._report, self._loss, self._benchmark = report, loss, benchmark
+        self._report, self._baselines, self._loss, self._benchmark = report, baselines, loss, benchmark
 
     @classmethod
     def load(
@@ -98,6 +99,18 @@ class Run:
             assert self.directory is not None
             self._report = self.directory.read_report("report.json")
         return self._report
+
+    @property
+    def baselines(self) -> Mapping[str, Report]:
+        """Evaluations of untrained embeddings on the same items, by what they are; the one to beat first."""
+        if self._baselines is None:
+            self._baselines = {} if self.directory is None else self.directory.read_baseline()
+        return self._baselines
+
+    @property
+    def baseline(self) -> Report | None:
+        """The evaluation that training has to beat; None for runs of version 0.1, which did not measure it."""
+        return next(iter(self.baselines.values()), None)
 
     @property
     def loss(self) -> Loss:

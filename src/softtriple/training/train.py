@@ -3,14 +3,14 @@
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from torch import nn
+from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.config import Config, ModelConfig, setting_names, with_values
@@ -18,17 +18,28 @@ from softtriple.data import Benchmark, Split, Vectors, absolute_spec, contiguous
 from softtriple.errors import UserError, did_you_mean
 from softtriple.files import appearing_file, explained, write_whole
 from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
-from softtriple.metrics import Embeddings, evaluate
-from softtriple.models import Encoder, EncoderConfig, check_backbone, check_trainable
-from softtriple.models.backbones.module import module_name
+from softtriple.metrics import Embeddings, Report, evaluate
+from softtriple.models import (
+    Encoder,
+    EncoderConfig,
+    StagedNetwork,
+    build_backbone,
+    check_backbone,
+    check_trainable,
+)
+from softtriple.models.backbones.module import module_backbone, module_name
 from softtriple.models.features import Feeds, Rows, feature_rows
+from softtriple.models.heads import closed_form_head
 from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
-from softtriple.training.auto import CUSTOM, choose_head_init, choose_trainable, resolve
+from softtriple.training.auto import CUSTOM, choose_trainable, resolve, resolve_dim, resolve_training
+from softtriple.training.baseline import measure_baseline
 from softtriple.training.checkpoint import find_checkpoints
+from softtriple.training.choose import interpolate
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit, summary_writer
 from softtriple.training.run import Run, build_configured_loss, divide, embed_split, evaluate_benchmark, load_data
+from softtriple.training.start import choose, head_start, initialize_backbone, initialize_centers
 
 Data = str | Benchmark | tuple[Any, Any]
 
@@ -135,6 +146,8 @@ def prepare(
     reporter: Reporter,
 ) -> Prepared:
     """Load the data, resolve the configuration and build encoder and loss, ready for `train_prepared`."""
+    if directory is not None:
+        config = dist.from_main(lambda: directory.resume_config(config))
     benchmark = _benchmark(config, data, reporter)
     config = resolve(config, benchmark, reporter)
     rows, held_out = divide(benchmark.train, config)
@@ -145,7 +158,9 @@ def prepare(
         )
     torch.manual_seed(config.train.seed)
     class_names = tuple(benchmark.class_names[label] for label in classes)
-    encoder = build_encoder(config, benchmark, class_names, backbone)
+    network = build_network(config, benchmark, backbone)
+    config = resolve_dim(config, network.num_features, len(rows))
+    encoder = build_encoder(config, benchmark, class_names, network)
     feeds = Feeds(
         encoder,
         reporter=reporter,
@@ -154,7 +169,11 @@ def prepare(
         views=config.train.views,
         cache_bytes=config.data.cache_gigabytes * 1e9,
     )
-    config = _settle(config, directory, encoder, benchmark.train, feeds, reporter)
+    reading = feeds.reading(benchmark.train, config.data.augment)
+    config = dist.from_main(
+        lambda: choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
+    )
+    config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
     if loss is not None:
         whole = as_loss(loss, len(classes), encoder.dim)
     else:
@@ -173,9 +192,26 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     encoder.to(device)
     loss = sample_classes(shard(prepared.loss), config.loss.sample_rate, config.train.seed).to(device)
     training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
+    if config.model.head_init != "random":
+        initialize_backbone(encoder, benchmark.train)
+    features = feature_rows(encoder, training, device=device)
+    baseline = _baseline(prepared, features, directory)
+    head_features = encoder.head_input(features)
+    config = choose(
+        config, encoder, head_features, prepared.labels, training,
+        lambda classes: build_configured_loss(config, classes), device, reporter,
+    )  # fmt: skip
+    if directory is not None and dist.is_main():
+        directory.write_config(config)
+        directory.write_data(benchmark)
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
-    if config.model.head_init == "pca" and not resuming:  # a checkpoint would overwrite it
-        encoder.initialize_head_from_pca(feature_rows(encoder, training, device=device))
+    share = config.train.interpolate
+    assert share != "auto"
+    start = None
+    if config.model.head_init != "random" and (share < 1 or not resuming):  # else a checkpoint would overwrite it
+        start = closed_form_head(head_features, torch.from_numpy(prepared.labels), encoder.dim, head_start(config))
+        encoder.set_head(*start)
+        initialize_centers(loss, encoder, head_features, prepared.labels)
 
     def embed(split: Split) -> Embeddings:
         return embed_split(encoder, feeds, split, benchmark.class_names, reporter)
@@ -193,6 +229,9 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
         config.train, encoder, loss, training,
         directory=directory, evaluate=evaluate_epoch, device=device, reporter=reporter,
     )  # fmt: skip
+    if start is not None and share < 1:
+        assert isinstance(encoder.head, nn.Linear)
+        encoder.set_head(*interpolate(start, (encoder.head.weight.cpu(), encoder.head.bias.cpu()), share))
     loss = _whole(loss, prepared.loss, directory)
     if directory is not None and dist.is_main():
         encoder.save(directory.encoder)
@@ -206,39 +245,54 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
             if written is not None:
                 write_whole(directory.path / name, written.to_json() + "\n")
     return Run(
-        config=config, encoder=encoder, loss=loss, report=report, validation=validation, log=log,
+        config=config, encoder=encoder, loss=loss, report=report, baselines=baseline, validation=validation, log=log,
         benchmark=benchmark, directory=directory, reporter=reporter,
     )  # fmt: skip
 
 
-def build_encoder(
-    config: Config, benchmark: Benchmark, class_names: Sequence[str], backbone: nn.Module | None = None
-) -> Encoder:
-    """The encoder that the resolved configuration describes, for the items of ``benchmark``."""
-    items, model = benchmark.train.items, config.model
-    in_features = items.values.shape[1] if isinstance(items, Vectors) else None
-    dim = None if model.dim == "auto" else model.dim
-    if backbone is not None:
-        encoder = Encoder.from_module(
-            backbone,
-            dim=dim,
-            in_features=in_features,
-            pooling=model.pooling,
-            layer_norm=model.layer_norm,
-            class_names=class_names,
-        )
-    else:
-        encoder = Encoder(_encoder_config(model, dim, in_features), class_names)
-    encoder.freeze_batch_norm(model.freeze_batch_norm if model.freeze_batch_norm != "auto" else "off")
+def build_network(config: Config, benchmark: Benchmark, module: nn.Module | None = None) -> StagedNetwork:
+    """The backbone that the configuration names, or ``module`` as one, for the items of ``benchmark``."""
+    described = _encoder_config(config.model, None, _in_features(benchmark))
+    if module is not None:
+        return module_backbone(module, None, described.in_features)
+    return build_backbone(described.backbone, weights=described.weights, **described.backbone_options)
+
+
+def build_encoder(config: Config, benchmark: Benchmark, class_names: Sequence[str], network: StagedNetwork) -> Encoder:
+    """The encoder that the resolved configuration describes, on ``network``."""
+    assert config.model.dim != "auto"
+    described = _encoder_config(config.model, config.model.dim, _in_features(benchmark))
+    encoder = Encoder(described, class_names, backbone=network)
+    assert config.model.freeze_batch_norm != "auto"
+    encoder.freeze_batch_norm(config.model.freeze_batch_norm)
     return encoder
 
 
+def _in_features(benchmark: Benchmark) -> int | None:
+    items = benchmark.train.items
+    return items.values.shape[1] if isinstance(items, Vectors) else None
+
+
+def _baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
+    """What untrained embeddings reach on the test items; a resumed run reads what it measured before."""
+    if directory is not None and directory.baseline_file.is_file():
+        return directory.read_baseline()
+    reports = measure_baseline(
+        prepared.encoder, prepared.feeds, prepared.benchmark, features, seed=prepared.config.train.seed
+    )
+    if directory is not None and dist.is_main():
+        directory.write_baseline(reports)
+    return reports
+
+
 def _encoder_config(model: ModelConfig, dim: int | None, in_features: int | None) -> EncoderConfig:
+    assert model.pooling != "auto"
     return EncoderConfig(
         backbone=model.backbone,
         dim=dim,
         pooling=model.pooling,
-        layer_norm=model.layer_norm,
+        layer_norm=bool(model.layer_norm),
+        pretrained=not model.backbone.startswith(CUSTOM),
         weights=model.weights,
         input_size=model.input_size,
         hidden=model.hidden or None,
@@ -253,26 +307,6 @@ def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchma
         items, labels = data
         return make_benchmark(items, labels, split=config.data.split, test_share=config.data.test_share)
     return load_data(config, reporter)
-
-
-def _settle(
-    config: Config, directory: RunDir | None, encoder: Encoder, split: Split, feeds: Feeds, reporter: Reporter
-) -> Config:
-    """Make the decisions that take a measurement, once: a resumed run keeps those it started with."""
-    reading = feeds.reading(split, config.data.augment)
-
-    def settle() -> Config:
-        settled = config
-        if config.model.trainable == "auto" and directory is not None and directory.config_file.exists():
-            trainable = directory.read_config().model.trainable
-            settled = replace(config, model=replace(config.model, trainable=trainable))
-        settled = choose_trainable(settled, encoder, split, reading, dist.device(), reporter)
-        settled = choose_head_init(settled, encoder, len(split))
-        if directory is not None:
-            directory.write_config(settled)
-        return settled
-
-    return dist.from_main(settle)
 
 
 def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:

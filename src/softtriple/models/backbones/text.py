@@ -1,8 +1,9 @@
-"""A text network to train from scratch: the mean of the embeddings of hashed word and character n-grams.
+"""A text network without published weights: the unit-length mean of the embeddings of hashed n-grams.
 
 Nothing is downloaded and no vocabulary is built: the bucket of an n-gram is its CRC-32, the same in every process and
 in every language that has zlib. Character n-grams (as in fastText) place unseen, misspelt or inflected words near the
-words of the training texts.
+words of the training texts. `lsa_table` gives embeddings with which the network computes TF-IDF projected on its
+principal directions, latent semantic analysis, before anything is trained.
 """
 
 import re
@@ -31,8 +32,8 @@ CACHED_CHARACTERS = 32
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
-def text(buckets: int = 2**15, width: int = 128) -> Chain:
-    """One stage: the mean of the n-gram embeddings of a text, each of ``width`` numbers."""
+def text(buckets: int = 2**15, width: int = 384) -> Chain:
+    """One stage: the unit-length mean of the n-gram embeddings of a text, each of ``width`` numbers."""
     if min(buckets, width) < 1:
         raise UserError(f"text: buckets = {buckets} and width = {width} must be positive")
     return Chain(
@@ -70,8 +71,35 @@ class HashedNgrams:
         return row + [_bucket(f"{first} {second}", self.buckets) for first, second in pairwise(words)]
 
 
+def lsa_table(rows: Int64[Tensor, "texts length"], buckets: int, width: int) -> Float[Tensor, "{buckets}+1 {width}"]:
+    """Embeddings whose mean over the n-grams of a text points where its TF-IDF vector does, in ``width`` dimensions.
+
+    Row b is ``idf(b)`` times column b of the leading right singular vectors of the TF-IDF matrix of these texts.
+    N-grams of a single text say nothing about any other, and get zeros.
+    """
+    from scipy import sparse
+    from sklearn.utils.extmath import randomized_svd
+
+    owners, places = (rows != PADDING).nonzero(as_tuple=True)
+    columns = rows[owners, places].numpy()
+    counts = sparse.csr_matrix((np.ones(len(columns)), (owners.numpy(), columns)), (len(rows), buckets + 1))
+    frequency = np.bincount(counts.indices, minlength=buckets + 1)
+    shared = np.flatnonzero(frequency >= 2)
+    table = torch.zeros(buckets + 1, width)
+    rank = min(width, len(rows) - 1, len(shared) - 1)
+    if rank < 1:
+        return table
+    idf = np.log((1 + len(rows)) / (1 + frequency[shared])) + 1
+    weighted = counts[:, shared].multiply(idf).tocsr()
+    lengths = np.sqrt(np.asarray(weighted.multiply(weighted).sum(axis=1)))
+    weighted = weighted.multiply(1 / np.maximum(lengths, 1e-12)).tocsr()
+    _, _, directions = randomized_svd(weighted, rank, n_iter=3, random_state=0)
+    table[torch.from_numpy(shared), :rank] = torch.from_numpy((directions * idf).T).float()
+    return table
+
+
 class _Average(nn.EmbeddingBag):
-    """The mean embedding of the buckets in each row, without padding; an empty row gives zeros."""
+    """The mean embedding of the buckets in each row, without padding, as a unit vector; an empty row gives zeros."""
 
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__(buckets + 1, width, mode="mean", padding_idx=PADDING)
@@ -82,10 +110,10 @@ class _Average(nn.EmbeddingBag):
 
     def forward(self, rows: Int64[Tensor, "texts length"]) -> Float[Tensor, "texts width"]:  # type: ignore[override]
         if not torch.compiler.is_compiling():
-            return super().forward(rows)
+            return F.normalize(super().forward(rows), dim=1)
         # The same in plain operations: EmbeddingBag exports as a loop over texts, if at all.
         known = (rows != PADDING).unsqueeze(-1)
-        return (F.embedding(rows, self.weight) * known).sum(dim=1) / known.sum(dim=1).clamp(min=1)
+        return F.normalize((F.embedding(rows, self.weight) * known).sum(dim=1), dim=1)
 
 
 def _word_buckets(word: str, buckets: int) -> tuple[int, ...]:

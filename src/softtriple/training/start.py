@@ -1,0 +1,180 @@
+"""Where training starts, and what held-out training classes decide about it before the first step of the final run."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from softtriple.config import Config
+from softtriple.data import Split, Texts, contiguous_labels
+from softtriple.losses import Loss
+from softtriple.models import Encoder
+from softtriple.models.backbones.text import HashedNgrams, lsa_table
+from softtriple.models.features import Feed
+from softtriple.models.heads import Head, Start, closed_form_head
+from softtriple.progress import Reporter
+from softtriple.training.auto import CUSTOM, trains_head_only
+from softtriple.training.choose import (
+    FEW_CLASSES,
+    IMAGE_STARTS,
+    SENTENCE_STARTS,
+    TEXT_STARTS,
+    VECTOR_STARTS,
+    best_choice,
+    choose_share,
+    choose_start,
+    class_folds,
+)
+from softtriple.training.fit import fit
+
+SPLITS = 2  # of the training classes, over which the gain of training is averaged
+
+QUIET = Reporter(quiet=True)
+
+
+def initialize_backbone(encoder: Encoder, train: Split) -> None:
+    """Make the built-in text network compute what TF-IDF on its n-grams does, before anything is trained."""
+    if isinstance(train.items, Texts) and isinstance(encoder.preprocess, HashedNgrams):
+        table = encoder.backbone.get_parameter("ngrams.weight")
+        rows = encoder.preprocess(list(train.items.values))
+        with torch.no_grad():
+            table.copy_(lsa_table(rows, encoder.preprocess.buckets, table.shape[1]))
+
+
+def head_start(config: Config) -> Start:
+    """The closed-form head that the resolved configuration describes."""
+    model = config.model
+    if model.head_init == "pca":
+        return Start(0.0, 0.0)
+    assert model.head_power != "auto"
+    assert model.head_shrinkage != "auto"
+    return Start(model.head_power, model.head_shrinkage, bool(model.head_center), bool(model.head_standardize))
+
+
+def choose(
+    config: Config,
+    encoder: Encoder,
+    features: Tensor,
+    labels: np.ndarray,
+    training: Feed,
+    build_loss: Callable[[int], Loss],
+    device: torch.device,
+    reporter: Reporter,
+) -> Config:
+    """The configuration with the start of the head and the length of training decided, and said.
+
+    ``features`` are those of the training items as the head takes them, ``labels`` their classes, from 0 without gaps;
+    ``build_loss`` makes a fresh loss for a number of classes.
+    """
+    config = _choose_start(config, features, labels, reporter)
+    return _choose_length(config, encoder, features, labels, training, build_loss, device, reporter)
+
+
+def _choose_start(config: Config, features: Tensor, labels: np.ndarray, reporter: Reporter) -> Config:
+    model = config.model
+    if model.head_init != "whitened":
+        return config
+    kinds = {"linear": VECTOR_STARTS, "text": TEXT_STARTS}
+    starts = kinds.get(model.backbone, SENTENCE_STARTS if model.backbone.startswith("st:") else IMAGE_STARTS)
+    given = [model.head_power, model.head_shrinkage, model.head_center, model.head_standardize]
+    start = starts[0]
+    # Closed-form heads need fewer classes to be compared than training does.
+    enough = len(np.unique(labels)) >= 3 and np.bincount(labels).max() > 1
+    if config.train.choose != "off" and given == ["auto"] * 4 and enough:
+        start = choose_start(features, labels, starts, config.train.seed)
+        how = "chosen on held-out training classes"
+    else:
+        how = "not chosen on held-out classes"
+    values = [chosen if value == "auto" else value for value, chosen in zip(given, start, strict=True)]
+    start = Start(*values)
+    reporter.note(f"head starts from {_told(start)}, {how}")
+    model = replace(
+        model,
+        head_power=start.power,
+        head_shrinkage=start.shrinkage,
+        head_center=start.center,
+        head_standardize=start.standardize,
+    )
+    return replace(config, model=model)
+
+
+def _choose_length(
+    config: Config,
+    encoder: Encoder,
+    features: Tensor,
+    labels: np.ndarray,
+    training: Feed,
+    build_loss: Callable[[int], Loss],
+    device: torch.device,
+    reporter: Reporter,
+) -> Config:
+    train = config.train
+    epochs = train.epochs
+    assert epochs != "auto"
+    asked = train.choose == "on" or (train.choose == "auto" and len(np.unique(labels)) >= FEW_CLASSES)
+    open_choices = train.stop_after == "auto" and train.interpolate == "auto"
+    possible = trains_head_only(config) and not config.loss.name.startswith(CUSTOM) and epochs > 0
+    if asked and open_choices and possible:
+        gains = []
+        with torch.random.fork_rng(devices=[]):  # the final run draws the same numbers as without the trials
+            torch.manual_seed(train.seed)
+            for rows, held_out in itertools.islice(class_folds(labels, train.seed), SPLITS):
+                start, ends = _trial(config, encoder, features[rows], labels[rows], rows, training, build_loss, device)
+                gains.append(choose_share(start, ends, features[held_out], labels[held_out]))
+        chosen = best_choice(gains)
+        reporter.note(
+            f"held-out training classes are retrieved best after {chosen.epochs} of {epochs} epochs, "
+            f"{100 * chosen.share:.0f} % of the way from the start: "
+            f"R@1 {100 * chosen.gain.recall:+.1f}, MAP@R {100 * chosen.gain.map_at_r:+.1f}"
+        )
+        return replace(config, train=replace(train, stop_after=chosen.epochs, interpolate=chosen.share))
+    stop_after = epochs if train.stop_after == "auto" else train.stop_after
+    share = 1.0 if train.interpolate == "auto" else train.interpolate
+    return replace(config, train=replace(train, stop_after=stop_after, interpolate=share))
+
+
+def _trial(
+    config: Config,
+    encoder: Encoder,
+    features: Tensor,
+    labels: np.ndarray,
+    rows: np.ndarray,
+    training: Feed,
+    build_loss: Callable[[int], Loss],
+    device: torch.device,
+) -> tuple[Head, list[Head]]:
+    """The head before, and after each epoch of, training on some of the classes."""
+    numbers, classes = contiguous_labels(labels)
+    start = closed_form_head(features, torch.from_numpy(numbers), encoder.dim, head_start(config))
+    encoder.set_head(*start)
+    loss = build_loss(len(classes)).to(device)
+    initialize_centers(loss, encoder, features, numbers)
+    ends: list[Head] = []
+
+    def keep_head() -> dict[str, float]:
+        assert isinstance(encoder.head, nn.Linear)
+        ends.append((encoder.head.weight.detach().cpu().clone(), encoder.head.bias.detach().cpu().clone()))
+        return {}
+
+    train = replace(config.train, evaluate_every=1, stop_after=config.train.epochs, tensorboard=False)
+    part = training.only(rows, numbers)
+    fit(train, encoder, loss, part, directory=None, evaluate=keep_head, device=device, reporter=QUIET)
+    return start, ends
+
+
+@torch.no_grad()
+def initialize_centers(loss: Loss, encoder: Encoder, features: Tensor, labels: np.ndarray) -> None:
+    """Start the centres of ``loss`` where the embeddings of their classes are, with the head as it is now."""
+    device = next((parameter.device for parameter in loss.parameters()), torch.device("cpu"))
+    assert encoder.head is not None
+    head = encoder.head
+    vectors = nn.functional.normalize(head(features.float().to(next(head.parameters()).device)), dim=-1)
+    loss.initialize_centers(vectors.to(device), torch.from_numpy(labels).to(device))
+
+
+def _told(start: Start) -> str:
+    whitened = f"within-class whitening (power {start.power:g}, shrinkage {start.shrinkage:g})"
+    return f"{'standardised columns, ' if start.standardize else ''}{whitened if start.power else 'PCA'}"
