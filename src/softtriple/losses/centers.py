@@ -168,7 +168,7 @@ def nearest_centers(
     size = max(1, AT_ONCE // (k * dim))
     nearest = [
         leaders[owner, torch.einsum("nd,nkd->nk", vectors, unit[owner]).argmax(dim=1)]
-        for vectors, owner in zip(embeddings.split(size), owners.split(size), strict=True)
+        for vectors, owner in zip(torch.split(embeddings, size), torch.split(owners, size), strict=True)
     ]
     return labels * k + torch.cat(nearest)
 
