@@ -81,7 +81,7 @@ class LossConfig:
 class TrainConfig:
     """How long and how fast to train; "auto" depends on what is trained, and is recorded resolved."""
 
-    epochs: Count | Auto = "auto"  # 10 for a head on fixed features, else the paper's 50
+    epochs: Count | Auto = "auto"  # about 460 steps for a head on fixed features, else the paper's 50
     batch_size: Positive | Auto = "auto"  # 128 for a head on fixed features, else the paper's 32
     lr: Number | Auto = "auto"  # head on fixed features 4e-4 (texts 1.6e-3), published weights 1e-4, from scratch 1e-3
     head_lr: Number | None = None  # the linear head; None: same as the backbone

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -80,11 +81,20 @@ def main() -> None:
         _fail(f"the machine is out of memory or threads ({str(error).splitlines()[0]})")
 
 
-def print_report(report: "Report", as_json: bool, **more: Any) -> None:
-    """Print a report as a table or as JSON."""
-    from softtriple.metrics import format_table
+def print_report(report: "Report", as_json: bool, baselines: "Mapping[str, Report] | None" = None, **more: Any) -> None:
+    """Print a report as a table or as JSON, beside what untrained embeddings reach on the same items."""
+    from softtriple.metrics import format_comparison, format_table
 
-    print(json.dumps({**json.loads(report.to_json()), **more}) if as_json else format_table(report))
+    if as_json:
+        told = {name: json.loads(baseline.to_json()) for name, baseline in (baselines or {}).items()}
+        print(json.dumps({**json.loads(report.to_json()), **({"baselines": told} if told else {}), **more}))
+        return
+    print(format_table(report))
+    if baselines:
+        first, *_ = baselines
+        print(f"\n{format_comparison({first: baselines[first], 'trained': report})}")
+        for name, other in list(baselines.items())[1:]:
+            print(f"{name}: Recall@1 {100 * other.recall[min(other.recall)]:.2f}, MAP@R {100 * other.map_at_r:.2f}")
 
 
 def command_line() -> str:

@@ -44,10 +44,11 @@ def evaluate(
         if is_run:
             run = Run.load(source, reporter=Reporter(quiet=not dist.is_main()))
             report = run.evaluate(None if data is None else run.data_config(data, settings or []))
+            baselines = run.baselines if data is None else None
         else:
-            report = evaluate_file(Path(source), gallery, _ranks(recall_at or "1,2,4,8"))
+            report, baselines = evaluate_file(Path(source), gallery, _ranks(recall_at or "1,2,4,8")), None
         if dist.is_main():
-            print_report(report, as_json)
+            print_report(report, as_json, baselines)
 
 
 @app.command(short_help="Write embeddings to .npz or .parquet.")

@@ -40,6 +40,7 @@ def train(
     from softtriple.progress import Reporter
     from softtriple.report import write_page
     from softtriple.training import train as run_training
+    from softtriple.training.baseline import verdict
 
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
@@ -52,7 +53,9 @@ def train(
         if not dist.is_main():
             return
     page = write_page(run, command=command_line())
-    print_report(run.report, as_json, run=str(out))
+    print_report(run.report, as_json, run.baselines, run=str(out))
+    if run.baseline is not None and (sentence := verdict(run.baseline, run.report)) is not None:
+        reporter.note(sentence)
     reporter.note(f"encoder: {out / 'encoder'}, report: {page}")
 
 

@@ -172,7 +172,11 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
     def _epochs(self, features: Float[Tensor, "items features"], targets: Tensor, seed: int) -> Iterator[float]:
         """Train and yield the mean loss of each epoch."""
         config = TrainConfig(
-            lr=self.learning_rate, center_lr=self.center_learning_rate, milestones=(self.epochs - self.epochs // 5,)
+            epochs=self.epochs,
+            lr=self.learning_rate,
+            center_lr=self.center_learning_rate,
+            schedule="step",
+            milestones=(self.epochs - self.epochs // 5,),
         )
         optimizer = build_optimizer(self.encoder_, self.loss_, config)
         for epoch in range(self.epochs):

@@ -16,9 +16,9 @@ from softtriple.models.features import Reading, item_feed
 from softtriple.progress import Reporter, duration
 
 FEATURE_DIM = 512  # the larger of the two widths that the paper compares, if there are as many features
-TEXT_DIM = 256
 SCRATCH_DIM = 64  # the smaller one, for networks trained from scratch
 MOST_HEAD_CENTERS = 3
+HEAD_STEPS = 460  # ten epochs of the training half of CUB
 MOST_CENTERS = 10  # the paper's K for classes of about sixty images
 CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five images
 
@@ -60,8 +60,7 @@ def resolve_dim(config: Config, num_features: int, items: int) -> Config:
     has_features = starts_from_features(model.backbone)
     most = min(num_features, items - 1)
     if model.dim == "auto":
-        dim = max(1, min(FEATURE_DIM, most)) if has_features else SCRATCH_DIM
-        model = replace(model, dim=min(dim, TEXT_DIM) if model.backbone == "text" else dim)
+        model = replace(model, dim=max(1, min(FEATURE_DIM, most)) if has_features else SCRATCH_DIM)
     assert model.dim != "auto"
     if model.head_init == "auto":
         model = replace(model, head_init="whitened" if has_features and model.dim <= most else "random")
@@ -72,10 +71,12 @@ def resolve_training(config: Config, class_sizes: Int64[np.ndarray, " classes"],
     """Resolve the budget, which depends on whether a head on fixed features is trained, or a network."""
     model, training, loss = config.model, config.train, config.loss
     head = trains_head_only(config)
-    if training.epochs == "auto":
-        training = replace(training, epochs=10 if head else 50)
     if training.batch_size == "auto":
         training = replace(training, batch_size=128 if head else 32)
+    if training.epochs == "auto":
+        assert training.batch_size != "auto"
+        steps = -(-int(class_sizes.sum()) // training.batch_size)
+        training = replace(training, epochs=max(10, min(100, -(-HEAD_STEPS // steps))) if head else 50)
     if training.schedule == "auto":
         training = replace(training, schedule="cosine" if head else "step")
     if training.milestones == "auto":

@@ -12,7 +12,7 @@ from softtriple.config import Config
 from softtriple.data import Split, Texts, contiguous_labels
 from softtriple.losses import Loss
 from softtriple.models import Encoder
-from softtriple.models.backbones.text import HashedNgrams, lsa_table
+from softtriple.models.backbones.text import HashedNgrams, tfidf_table
 from softtriple.models.features import Feed
 from softtriple.models.heads import Head, Start, closed_form_head
 from softtriple.progress import Reporter
@@ -26,7 +26,7 @@ from softtriple.training.choose import (
     best_choice,
     choose_share,
     choose_start,
-    class_folds,
+    class_splits,
 )
 from softtriple.training.fit import fit
 
@@ -41,7 +41,7 @@ def initialize_backbone(encoder: Encoder, train: Split) -> None:
         table = encoder.backbone.get_parameter("ngrams.weight")
         rows = encoder.preprocess(list(train.items.values))
         with torch.no_grad():
-            table.copy_(lsa_table(rows, encoder.preprocess.buckets, table.shape[1]))
+            table.copy_(tfidf_table(rows, encoder.preprocess.buckets, table.shape[1]))
 
 
 def head_start(config: Config) -> Start:
@@ -84,7 +84,7 @@ def _choose_start(config: Config, features: Tensor, labels: np.ndarray, reporter
     # Closed-form heads need fewer classes to be compared than training does.
     enough = len(np.unique(labels)) >= 3 and np.bincount(labels).max() > 1
     if config.train.choose != "off" and given == ["auto"] * 4 and enough:
-        start = choose_start(features, labels, starts, config.train.seed)
+        start = choose_start(features, labels, starts)
         how = "chosen on held-out training classes"
     else:
         how = "not chosen on held-out classes"
@@ -121,7 +121,7 @@ def _choose_length(
         gains = []
         with torch.random.fork_rng(devices=[]):  # the final run draws the same numbers as without the trials
             torch.manual_seed(train.seed)
-            for rows, held_out in itertools.islice(class_folds(labels, train.seed), SPLITS):
+            for rows, held_out in itertools.islice(class_splits(labels), SPLITS):
                 start, ends = _trial(config, encoder, features[rows], labels[rows], rows, training, build_loss, device)
                 gains.append(choose_share(start, ends, features[held_out], labels[held_out]))
         chosen = best_choice(gains)

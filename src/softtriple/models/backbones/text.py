@@ -2,8 +2,8 @@
 
 Nothing is downloaded and no vocabulary is built: the bucket of an n-gram is its CRC-32, the same in every process and
 in every language that has zlib. Character n-grams (as in fastText) place unseen, misspelt or inflected words near the
-words of the training texts. `lsa_table` gives embeddings with which the network computes TF-IDF projected on its
-principal directions, latent semantic analysis, before anything is trained.
+words of the training texts. `tfidf_table` gives embeddings with which the network computes a projection of TF-IDF
+before anything is trained.
 """
 
 import re
@@ -32,7 +32,7 @@ CACHED_CHARACTERS = 32
 _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
-def text(buckets: int = 2**15, width: int = 384) -> Chain:
+def text(buckets: int = 2**14, width: int = 768) -> Chain:
     """One stage: the unit-length mean of the n-gram embeddings of a text, each of ``width`` numbers."""
     if min(buckets, width) < 1:
         raise UserError(f"text: buckets = {buckets} and width = {width} must be positive")
@@ -71,11 +71,12 @@ class HashedNgrams:
         return row + [_bucket(f"{first} {second}", self.buckets) for first, second in pairwise(words)]
 
 
-def lsa_table(rows: Int64[Tensor, "texts length"], buckets: int, width: int) -> Float[Tensor, "{buckets}+1 {width}"]:
-    """Embeddings whose mean over the n-grams of a text points where its TF-IDF vector does, in ``width`` dimensions.
+def tfidf_table(rows: Int64[Tensor, "texts length"], buckets: int, width: int) -> Float[Tensor, "{buckets}+1 {width}"]:
+    """Embeddings whose mean over the n-grams of a text has about the direction of its TF-IDF vector.
 
-    Row b is ``idf(b)`` times column b of the leading right singular vectors of the TF-IDF matrix of these texts.
-    N-grams of a single text say nothing about any other, and get zeros.
+    A third of ``width`` are the leading right singular vectors of the TF-IDF matrix of these texts (latent semantic
+    analysis). The rest is a random projection of what those leave out, above all n-grams that these texts do not have:
+    without it, texts of other classes would lose most of what tells them apart. Both are multiplied by idf.
     """
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
@@ -84,18 +85,20 @@ def lsa_table(rows: Int64[Tensor, "texts length"], buckets: int, width: int) -> 
     columns = rows[owners, places].numpy()
     counts = sparse.csr_matrix((np.ones(len(columns)), (owners.numpy(), columns)), (len(rows), buckets + 1))
     frequency = np.bincount(counts.indices, minlength=buckets + 1)
-    shared = np.flatnonzero(frequency >= 2)
-    table = torch.zeros(buckets + 1, width)
-    rank = min(width, len(rows) - 1, len(shared) - 1)
-    if rank < 1:
-        return table
-    idf = np.log((1 + len(rows)) / (1 + frequency[shared])) + 1
-    weighted = counts[:, shared].multiply(idf).tocsr()
-    lengths = np.sqrt(np.asarray(weighted.multiply(weighted).sum(axis=1)))
-    weighted = weighted.multiply(1 / np.maximum(lengths, 1e-12)).tocsr()
-    _, _, directions = randomized_svd(weighted, rank, n_iter=3, random_state=0)
-    table[torch.from_numpy(shared), :rank] = torch.from_numpy((directions * idf).T).float()
-    return table
+    idf = np.log((1 + len(rows)) / (1 + frequency)) + 1
+    shared = np.flatnonzero(frequency >= 2)  # an n-gram of a single text says nothing about the others
+    rank = max(0, min(width // 3, len(rows) - 1, len(shared) - 1))
+    directions = np.zeros((rank, buckets + 1))
+    if rank:
+        weighted = counts.multiply(idf).tocsr()
+        lengths = np.sqrt(np.asarray(weighted.multiply(weighted).sum(axis=1)))
+        weighted = weighted.multiply(1 / np.maximum(lengths, 1e-12)).tocsr()
+        directions[:, shared] = randomized_svd(weighted[:, shared], rank, n_iter=3, random_state=0)[2]
+    random = np.random.default_rng(0).choice([-1.0, 1.0], size=(buckets + 1, width - rank)) / np.sqrt(width - rank)
+    random -= directions.T @ (directions @ random)
+    table = np.concatenate([directions.T, random], axis=1) * idf[:, None]
+    table[PADDING] = 0
+    return torch.from_numpy(table).float()
 
 
 class _Average(nn.EmbeddingBag):
