@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny_models import save_text_model, save_vision_model
 from torch import Tensor
 
-from softtriple.models import BACKBONES, Encoder, Preprocess, StagedNetwork, build_backbone
+from softtriple.models import BACKBONES, Encoder, Preprocess, StagedNetwork, build_backbone, check_backbone
+from softtriple.models.backbones import LIBRARIES
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "bn-inception": {"input_size": 64},
@@ -19,63 +21,93 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "linear": {"in_features": 12},
     "mlp": {"in_features": 12, "hidden": (16, 8)},
     "text": {"buckets": 30, "width": 8},
+    "timm:test_resnet": {"input_size": 64},
+    "timm:test_convnext": {"input_size": 64},
+    "timm:test_vit": {"input_size": 64},
+    "timm:densenet121": {"input_size": 32},  # a class without a layout: one stage
+    "hf:dinov2": {"input_size": 32},
+    "hf:convnext": {"input_size": 32},
+    "st:bert": {},
 }
 
 
-@pytest.fixture(scope="module", params=BACKBONES)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.fixture(scope="module", params=OPTIONS)
+def name(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Name of a backbone; models of transformers are saved to a folder first."""
+    library, _, model = request.param.partition(":")
+    if library not in ("hf", "st"):
+        return str(request.param)
+    folder = tmp_path_factory.mktemp("models") / model
+    save_text_model(folder) if library == "st" else save_vision_model(model, folder)
+    return f"{library}:{folder}"
 
 
 @pytest.fixture(scope="module")
-def network(name: str) -> StagedNetwork:
+def options(name: str) -> dict[str, Any]:
+    library, _, folder = name.partition(":")
+    return OPTIONS[f"{library}:{Path(folder).name}" if library in ("hf", "st") else name]
+
+
+@pytest.fixture(scope="module")
+def takes(name: str) -> str:
+    return check_backbone(name, pretrained=False).takes
+
+
+@pytest.fixture(scope="module")
+def network(name: str, options: dict[str, Any]) -> StagedNetwork:
     torch.manual_seed(0)
-    return build_backbone(name, pretrained=False, **OPTIONS[name])
+    return build_backbone(name, pretrained=False, **options)
 
 
 @pytest.fixture
-def encoder(name: str) -> Encoder:
+def encoder(name: str, options: dict[str, Any]) -> Encoder:
     torch.manual_seed(0)
-    return Encoder.from_backbone(name, dim=4, pretrained=False, **OPTIONS[name])
+    return Encoder.from_backbone(name, dim=4, pretrained=False, **options)
 
 
-def batch_for(name: str) -> Tensor | list[str]:
+@pytest.fixture(scope="module")
+def batch(takes: str, options: dict[str, Any]) -> Tensor | list[str]:
     generator, count = torch.Generator().manual_seed(1), 3
-    if BACKBONES[name].takes == "text":
+    if takes == "text":
         # Enough for each of the few buckets.
         return ["how do I reset my pin?", "where is the order that I placed last week", "please cancel the membership"]
-    if BACKBONES[name].takes == "vector":
-        return torch.randn(count, OPTIONS[name]["in_features"], generator=generator)
-    size = OPTIONS[name]["input_size"]
+    if takes == "vector":
+        return torch.randn(count, options["in_features"], generator=generator)
+    size = options["input_size"]
     return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator)
 
 
-def inputs_for(name: str, network: StagedNetwork) -> Tensor:
-    batch = batch_for(name)
-    return batch if network.preprocess is None else network.preprocess(batch)
+@pytest.fixture(scope="module")
+def inputs(network: StagedNetwork, batch: Any) -> Tensor:
+    prepared: Tensor = batch if network.preprocess is None else network.preprocess(batch)
+    return prepared
 
 
-def test_vectors_have_no_preprocessing(name: str, network: StagedNetwork) -> None:
-    assert (network.preprocess is None) == (BACKBONES[name].takes == "vector")
+def test_every_backbone_is_here() -> None:
+    assert BACKBONES.keys() <= OPTIONS.keys()
+    assert {name.partition(":")[0] for name in OPTIONS if ":" in name} == LIBRARIES.keys()
+
+
+def test_vectors_have_no_preprocessing(takes: str, options: dict[str, Any], network: StagedNetwork) -> None:
+    assert (network.preprocess is None) == (takes == "vector")
     if isinstance(network.preprocess, Preprocess):
-        assert network.preprocess.size == OPTIONS[name]["input_size"]
+        assert network.preprocess.size == options["input_size"]
 
 
-def test_an_encoder_knows_what_it_takes(name: str, encoder: Encoder) -> None:
-    assert encoder.takes == BACKBONES[name].takes
+def test_an_encoder_knows_what_it_takes(takes: str, encoder: Encoder) -> None:
+    assert encoder.takes == takes
     with torch.inference_mode():
         assert encoder.eval()(encoder.example(2)).shape == (2, encoder.dim)
 
 
-def test_output_has_num_features_channels(name: str, network: StagedNetwork) -> None:
-    output = network.eval()(inputs_for(name, network))
+def test_output_has_num_features_channels(inputs: Tensor, network: StagedNetwork) -> None:
+    output = network.eval()(inputs)
     assert output.shape[:2] == (3, network.num_features)
-    assert output.ndim == (4 if BACKBONES[name].takes == "image" else 2)
+    assert output.ndim == (2 if network.pooled else 4)
 
 
-def test_running_in_two_parts_is_running(name: str, network: StagedNetwork) -> None:
+def test_running_in_two_parts_is_running(inputs: Tensor, network: StagedNetwork) -> None:
     network.eval()
-    inputs = inputs_for(name, network)
     with torch.inference_mode():
         whole = network(inputs)
         for count in range(len(network.stage_names) + 1):
@@ -83,9 +115,9 @@ def test_running_in_two_parts_is_running(name: str, network: StagedNetwork) -> N
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, None), (0, 99), (1, 0)])
-def test_stages_that_do_not_exist(name: str, network: StagedNetwork, first: int, last: int | None) -> None:
+def test_stages_that_do_not_exist(inputs: Tensor, network: StagedNetwork, first: int, last: int | None) -> None:
     with pytest.raises(ValueError, match="do not lie between 0 and"):
-        network.run(inputs_for(name, network), first, last)
+        network.run(inputs, first, last)
 
 
 def test_every_parameter_belongs_to_one_stage(network: StagedNetwork) -> None:
@@ -94,22 +126,22 @@ def test_every_parameter_belongs_to_one_stage(network: StagedNetwork) -> None:
     assert sorted(map(id, owned)) == sorted(map(id, network.parameters()))
 
 
-def test_gradient_reaches_every_parameter(name: str, encoder: Encoder) -> None:
-    vectors = encoder.train()(encoder.prepare(batch_for(name)))
+def test_gradient_reaches_every_parameter(batch: Any, encoder: Encoder) -> None:
+    vectors = encoder.train()(encoder.prepare(batch))
     (vectors * torch.randn_like(vectors)).sum().backward()
     for parameter_name, parameter in encoder.named_parameters():
         assert parameter.grad is not None, parameter_name
         assert parameter.grad.isfinite().all(), parameter_name
 
 
-def test_encoder_gives_unit_vectors(name: str, encoder: Encoder) -> None:
-    vectors = encoder.eval()(encoder.prepare(batch_for(name)))
+def test_encoder_gives_unit_vectors(batch: Any, encoder: Encoder) -> None:
+    vectors = encoder.eval()(encoder.prepare(batch))
     assert vectors.shape == (3, encoder.dim)
     torch.testing.assert_close(vectors.norm(dim=1), torch.ones(3))
 
 
-def test_cached_features_give_the_same_vectors(name: str, encoder: Encoder) -> None:
-    inputs = encoder.eval().prepare(batch_for(name))
+def test_cached_features_give_the_same_vectors(batch: Any, encoder: Encoder) -> None:
+    inputs = encoder.eval().prepare(batch)
     with torch.inference_mode():
         whole = encoder(inputs)
         for count in range(encoder.num_stages + 1):
@@ -118,8 +150,8 @@ def test_cached_features_give_the_same_vectors(name: str, encoder: Encoder) -> N
             torch.testing.assert_close(encoder.run_from(cached, count), whole, atol=1e-5, rtol=1e-4)
 
 
-def test_saved_and_loaded_is_the_same(name: str, encoder: Encoder, tmp_path: Path) -> None:
-    inputs = encoder.prepare(batch_for(name))
+def test_saved_and_loaded_is_the_same(batch: Any, encoder: Encoder, tmp_path: Path) -> None:
+    inputs = encoder.prepare(batch)
     encoder.train()(inputs)  # running statistics travel too
     encoder.eval().save(tmp_path)
     loaded = Encoder.load(tmp_path)
@@ -131,12 +163,12 @@ def test_saved_and_loaded_is_the_same(name: str, encoder: Encoder, tmp_path: Pat
 
 
 @pytest.mark.parametrize("part", ["all", "last:2", "head"])
-def test_frozen_stages_do_not_move(name: str, encoder: Encoder, part: str) -> None:
+def test_frozen_stages_do_not_move(batch: Any, encoder: Encoder, part: str) -> None:
     if part == "last:2" and encoder.num_stages < 2:
         part = "all"
     frozen = encoder.set_trainable(part)
     before = copy.deepcopy(encoder)
-    step(encoder.train(), encoder.prepare(batch_for(name)))
+    step(encoder.train(), encoder.prepare(batch))
     moved = [
         any(
             not torch.equal(a, b)

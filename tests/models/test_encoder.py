@@ -6,17 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from softtriple.errors import UserError
-from softtriple.models import BACKBONES, Backbone, Encoder, EncoderConfig, build_backbone, check_trainable
+from softtriple.models import BACKBONES, Backbone, Encoder, EncoderConfig, check_trainable
+from softtriple.models.backbones import restore_backbone
 from softtriple.models.backbones.stages import Chain
-from softtriple.search.catalog import fingerprint
 
 
 def small(**options: Any) -> Encoder:
@@ -345,11 +347,11 @@ def test_the_network_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     devices = []
 
     def counted(*args: Any, **options: Any) -> Any:
-        network = build_backbone(*args, **options)
+        network = restore_backbone(*args, **options)
         devices.append(next(network.parameters()).device.type)
         return network
 
-    monkeypatch.setattr("softtriple.models.encoder.build_backbone", counted)
+    monkeypatch.setattr("softtriple.models.encoder.restore_backbone", counted)
     loaded = Encoder.load(tmp_path)
     assert devices == ["meta"]
     assert all(tensor.device.type == "cpu" for tensor in (*loaded.parameters(), *loaded.buffers()))
@@ -381,10 +383,10 @@ def test_fingerprint_of_memory_and_file_are_equal(tmp_path: Path, name: str) -> 
     options: dict[str, Any] = {"in_features": 3} if name == "mlp" else {}
     encoder = Encoder.from_backbone(name, dim=2, **options)
     encoder.save(tmp_path / "encoder")
-    assert encoder.fingerprint() == Encoder.load(tmp_path).fingerprint() == fingerprint(tmp_path)
+    assert encoder.fingerprint() == Encoder.load(tmp_path).fingerprint()
     with torch.no_grad():
         encoder.head.bias[0] += 1e-3  # type: ignore[union-attr, index, operator]
-    assert encoder.fingerprint() != fingerprint(tmp_path)
+    assert encoder.fingerprint() != Encoder.load(tmp_path).fingerprint()
 
 
 def test_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
@@ -395,3 +397,38 @@ def test_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
         os.umask(umask)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {"encoder.json": 0o644, "model.safetensors": 0o644}
+
+
+# Another size in evaluation.
+
+
+def test_evaluation_at_another_size(tmp_path: Path) -> None:
+    encoder = small(input_size=32, eval_size=48).eval()
+    picture = torch.randint(0, 256, (60, 80, 3), dtype=torch.uint8)
+    # The short side becomes 48 pixels as conv-small crops nothing; bilinear, as everywhere.
+    pixels = torch.from_numpy(np.array(Image.fromarray(picture.numpy()).resize((64, 48), Image.Resampling.BILINEAR)))
+    expected = encoder(encoder.prepare(pixels[:, 8:56].unsqueeze(0)))
+    torch.testing.assert_close(torch.from_numpy(encoder.embed(picture)), expected)
+    assert encoder.example().shape == (1, 1, 48, 48)
+    encoder.save(tmp_path)
+    loaded = Encoder.load(tmp_path)
+    assert (loaded.config, loaded.preprocess) == (encoder.config, encoder.preprocess)
+    assert loaded.fingerprint() == encoder.fingerprint() != small(input_size=32).fingerprint()
+
+
+def test_an_encoder_without_it_says_nothing_of_it(tmp_path: Path) -> None:
+    """So that fingerprints of encoders, which stores keep, are those of earlier versions."""
+    small().save(tmp_path)
+    assert "eval_size" not in (tmp_path / "encoder.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("mlp", {"in_features": 3, "eval_size": 32}, "eval_size = 32: mlp does not take images"),
+        ("conv-small", {"eval_size": 8}, "conv-small does not take images of eval_size = 8"),
+    ],
+)
+def test_impossible_evaluation_sizes(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Encoder.from_backbone(name, dim=2, **options)

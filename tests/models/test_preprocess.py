@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 
 from softtriple.data import View
+from softtriple.errors import UserError
 from softtriple.models import Preprocess
+from softtriple.models.preprocess import IMAGENET
 
 CAFFE = Preprocess(size=4, resize=5, channels="bgr", peak=255.0, mean=(104.0, 117.0, 128.0), std=(1.0, 2.0, 4.0))
 GRAY = Preprocess(size=4, resize=4, channels="gray", peak=1.0, mean=(0.5,), std=(0.5,))
@@ -68,3 +70,15 @@ def test_unknown_channels_are_named() -> None:
 def test_mistakes_are_named(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CAFFE, **change)
+
+
+def test_the_evaluation_size_may_differ() -> None:
+    preprocess = dataclasses.replace(IMAGENET, size=160, resize=182, eval_size=224)
+    assert (preprocess.eval_view.size, preprocess.eval_view.resize) == (224, round(224 * 182 / 160))
+    assert (IMAGENET.eval_view.size, IMAGENET.eval_view.resize) == (224, 256)
+
+
+@pytest.mark.parametrize("size", [0, -3, 10**6])
+def test_an_impossible_evaluation_size(size: int) -> None:
+    with pytest.raises(UserError, match=f"eval_size = {size}"):
+        dataclasses.replace(IMAGENET, eval_size=size)

@@ -3,14 +3,16 @@
 import importlib.metadata
 import json
 import reprlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from softtriple.errors import UserError
 from softtriple.models.preprocess import Preprocess
+from softtriple.models.weights import MissingFileError, sha256_of
 
 Pooling = Literal["average", "average+max"]
 
@@ -24,6 +26,7 @@ class EncoderConfig:
     ``dim=None`` means no head: pooled features of unit length. ``pooling="average+max"`` adds the maximum over the
     feature map to its mean. ``layer_norm`` standardises pooled features before the head. ``pretrained`` loads the
     backbone's published weights, if any; ``weights`` is the path or URL of that file, if it is not at its default.
+    ``eval_size`` is the side of images in evaluation, if it differs from that in training, ``input_size``.
     The remaining options belong to some backbones only, and ``None`` is the backbone's default.
     """
 
@@ -33,6 +36,7 @@ class EncoderConfig:
     layer_norm: bool = False
     pretrained: bool = True
     weights: str | None = None
+    eval_size: int | None = None
     input_size: int | None = None
     width: int | None = None
     buckets: int | None = None
@@ -61,16 +65,24 @@ class Description(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf
     config: EncoderConfig
     preprocess: Preprocess | None
     class_names: tuple[str, ...]
+    files: dict[str, str] = Field(default_factory=dict)  # name and SHA-256 of what the backbone is built from
 
 
 def identity(config: EncoderConfig, preprocess: Any) -> list[dict[str, Any] | None]:
     """What decides the embeddings besides the weights, as JSON values: the configuration and the preprocessing."""
-    # Format 1 counts the heads of an encoder.
-    return [asdict(config) | {"heads": 1}, asdict(preprocess) if isinstance(preprocess, Preprocess) else None]
+    # Format 1 counts the heads of an encoder, and has no eval_size: encoders without it keep their fingerprint.
+    described_config = _without_eval_size(asdict(config)) | {"heads": 1}
+    return [described_config, _without_eval_size(asdict(preprocess)) if isinstance(preprocess, Preprocess) else None]
 
 
-def write_description(config: EncoderConfig, preprocess: Any, class_names: tuple[str, ...], sha256: str) -> str:
-    """The text of encoder.json; ``sha256`` is that of the weights."""
+def _without_eval_size(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != "eval_size" or value is not None}
+
+
+def write_description(
+    config: EncoderConfig, preprocess: Any, class_names: tuple[str, ...], sha256: str, files: Mapping[str, str]
+) -> str:
+    """The text of encoder.json; ``sha256`` is that of the weights, and ``files`` has those of other files."""
     described_config, described_preprocess = identity(config, preprocess)
     description = {
         "format": FORMAT,
@@ -79,7 +91,7 @@ def write_description(config: EncoderConfig, preprocess: Any, class_names: tuple
         "config": described_config,
         "preprocess": described_preprocess,
         "class_names": class_names,
-    }
+    } | ({"files": dict(files)} if files else {})
     return json.dumps(description, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -102,6 +114,19 @@ def read_description(path: Path) -> Description:
         return Description.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise UserError(f"{path}: {_explain(error)}") from None
+
+
+def read_files(folder: Path, checksums: Mapping[str, str]) -> dict[str, str]:
+    """The text of each file listed in encoder.json, which must be in ``folder`` itself and have its SHA-256."""
+    files = {}
+    for name, checksum in checksums.items():
+        path = folder / name
+        if Path(name).name != name or not path.is_file():
+            raise MissingFileError(f"{folder}: {name} is missing, which encoder.json lists")
+        if sha256_of(path) != checksum:
+            raise UserError(f"{path}: damaged, or not the file that encoder.json belongs to")
+        files[name] = path.read_text(encoding="utf-8")
+    return files
 
 
 def _explain(error: ValidationError) -> str:

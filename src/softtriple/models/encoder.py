@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from softtriple.data.benchmark import Kind
 from softtriple.errors import UserError
 from softtriple.files import appearing_file, write_whole
-from softtriple.models.backbones import build_backbone
+from softtriple.models.backbones import build_backbone, restore_backbone
 from softtriple.models.backbones.module import MODULE, module_backbone, module_name
 from softtriple.models.backbones.stages import StagedNetwork
 from softtriple.models.description import (
@@ -27,13 +27,17 @@ from softtriple.models.description import (
     Pooling,
     identity,
     read_description,
+    read_files,
     write_description,
 )
 from softtriple.models.inputs import Batch, Images, Texts, Vectors, example_input, input_batches
+from softtriple.models.lora import add_low_rank, freeze_all_but_low_rank, merge_low_rank, merged_state
 from softtriple.models.preprocess import Preprocess, TextPreprocess
 from softtriple.models.weights import (
     MissingFileError,
+    allocate,
     check_fit,
+    has_unsaved_buffers,
     read_shapes,
     read_tensors,
     sha256_of,
@@ -48,9 +52,12 @@ _DESCRIPTION = "encoder.json"
 
 
 def check_trainable(part: str) -> None:
-    """UserError unless ``part`` is "head", "all" or "last:N" with a positive N."""
-    if not re.fullmatch(r"head|all|last:[1-9][0-9]{0,8}", part):
-        raise UserError(f"trainable = {part!r} must be head, all or last:N, such as last:2 for the last two stages")
+    """UserError unless ``part`` is "head", "all", "lora" or "last:N" with a positive N."""
+    if not re.fullmatch(r"head|all|lora|last:[1-9][0-9]{0,8}", part):
+        raise UserError(
+            f"trainable = {part!r} must be head, all or last:N, such as last:2 for the last two stages;"
+            " or lora, for transformers"
+        )
 
 
 def pool(x: Float[Tensor, "batch ..."], pooling: Pooling) -> Float[Tensor, "batch features"]:
@@ -92,18 +99,23 @@ class Encoder(nn.Module):
         self.backbone = backbone
         # Convolutions on a CPU are 1.2 to 1.7 times as fast in this memory format, whatever the input's.
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.preprocess = self.backbone.preprocess
+        self.preprocess = _with_eval_size(self.backbone.preprocess, config)
         if self.takes != "image" and config.pooling != "average":
             raise UserError(
                 f"{config.backbone} takes {self.takes}s: there is no feature map for {config.pooling} pooling"
             )
+        if self.backbone.pooled and config.pooling != "average":
+            raise UserError(f"{config.backbone} has its own pooling: leave out pooling = {config.pooling!r}")
         if head is None and config.dim is not None:
             head = nn.Linear(self.backbone.num_features, config.dim)
         self.head = head
         norm = nn.LayerNorm(self.backbone.num_features, elementwise_affine=False)
         self.layer_norm = norm if config.layer_norm else None
         self._frozen_stages = 0
+        self._low_rank = False
         self._frozen_batch_norm: FrozenBatchNorm = "off"
+        if config.eval_size is not None:
+            self._check_eval_size()
 
     @classmethod
     def from_backbone(cls, name: str, dim: int | None = 64, **options: Any) -> "Encoder":
@@ -225,10 +237,14 @@ class Encoder(nn.Module):
     def set_trainable(self, part: str) -> int:
         """Train ``"head"``, ``"last:N"`` (the head and the last N stages) or ``"all"``; the rest is frozen.
 
-        Returns the number of frozen stages. They stay in evaluation mode, so their output for an input never changes
-        and can be cached.
+        ``"lora"`` trains the head and low-rank changes of a transformer's attention. Returns the number of frozen
+        stages. They stay in evaluation mode, so their output for an input never changes and can be cached.
         """
         self._frozen_stages = self._count_frozen(part)
+        merge_low_rank(self.backbone)
+        if part == "lora":
+            add_low_rank(self.backbone, self.config.backbone)
+        self._low_rank = part == "lora"
         self._apply_frozen()
         return self._frozen_stages
 
@@ -260,9 +276,22 @@ class Encoder(nn.Module):
             self.head.weight.copy_(weight)
             self.head.bias.copy_(bias)
 
+    @torch.no_grad()
+    def _check_eval_size(self) -> None:
+        """UserError unless the backbone takes images of the evaluation size; some take one size only."""
+        training, device = self.training, next((p.device for p in self.parameters()), torch.device("cpu"))
+        try:
+            with device:
+                self.eval().features(self.example())
+        except (AssertionError, RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{self.config.backbone} does not take images of eval_size = {self.config.eval_size} pixels ({error})"
+            ) from error
+        self.train(training)
+
     def _count_frozen(self, part: str) -> int:
         check_trainable(part)
-        if part == "all":
+        if part in ("all", "lora"):
             return 0
         if part == "head":
             if self.head is None:
@@ -275,6 +304,8 @@ class Encoder(nn.Module):
 
     def _apply_frozen(self) -> None:
         self.requires_grad_(True)
+        if self._low_rank:
+            freeze_all_but_low_rank(self.backbone)
         for index in range(self._frozen_stages):
             for module in self.backbone.stage_modules(index):
                 module.requires_grad_(False)
@@ -295,17 +326,20 @@ class Encoder(nn.Module):
     # Files.
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write all that inference needs to ``folder``: model.safetensors and encoder.json.
+        """Write all that inference needs to ``folder``: model.safetensors, encoder.json and the backbone's files.
 
-        Each file appears, or replaces an older one, in one step. encoder.json comes last and holds the checksum of the
-        weights, so that it is never read with others.
+        Each file appears, or replaces an older one, in one step. encoder.json comes last and holds the checksums of the
+        others, so that it is never read with those of another encoder.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with appearing_file(folder / _WEIGHTS) as temporary:
             write_tensors(temporary, self._tensors())
             checksum = sha256_of(temporary)
-        description = write_description(self.config, self.preprocess, self.class_names, checksum)
+        for name, text in self.backbone.files.items():
+            write_whole(folder / name, text)
+        files = {name: sha256_of(folder / name) for name in self.backbone.files}
+        description = write_description(self.config, self.preprocess, self.class_names, checksum, files)
         write_whole(folder / _DESCRIPTION, description)
 
     def fingerprint(self) -> str:
@@ -322,11 +356,15 @@ class Encoder(nn.Module):
         backbone: nn.Module | None = None,
         preprocess: TextPreprocess | None = None,
         head: nn.Module | None = None,
+        trust: bool = False,
     ) -> "Encoder":
         """The encoder in ``folder``, or in the ``encoder`` folder of the run directory ``folder``, to evaluate.
 
         An encoder made by `from_module` needs ``backbone``, a module of the same architecture, which gets the saved
         weights; one on texts also needs its ``preprocess``, unless the module has it.
+
+        Nothing outside ``folder`` is opened, nothing in it is executed, and no network is used. ``trust`` lifts that
+        for encoders of earlier versions on ``st:NAME``, which have to read the model NAME: only for files of your own.
         """
         inner = Path(folder) / "encoder"
         folder = inner if inner.is_dir() else Path(folder)
@@ -343,13 +381,17 @@ class Encoder(nn.Module):
                 f"{folder}: the backbone of this encoder is {what}; {how} Encoder.load(..., backbone=module)"
             )
 
+        files = read_files(folder, described.files)
+
         staged = None
         if backbone is not None:
             staged = module_backbone(backbone, described.preprocess or preprocess, config.in_features)
 
         def build() -> Encoder:
-            bare = replace(config, pretrained=False, weights=None)
-            return cls(bare, described.class_names, backbone=staged, head=head)
+            network = staged or restore_backbone(
+                config.backbone, files, described.preprocess, trust=trust, **config.backbone_options
+            )
+            return cls(config, described.class_names, backbone=network, head=head)
 
         try:
             # The meta device allocates nothing, so a description that does not fit the weights costs no memory.
@@ -360,11 +402,10 @@ class Encoder(nn.Module):
         check_fit(encoder, read_shapes(weights), str(weights))
         if described.sha256 != sha256_of(weights):
             raise UserError(f"{weights}: damaged, or not the weights that {_DESCRIPTION} belongs to")
-        if _has_unsaved_buffers(encoder):  # some networks of libraries: only their constructor knows the values
+        if has_unsaved_buffers(encoder):  # some networks of libraries: only their constructor knows the values
             encoder = build()
-        _allocate(encoder)
+        allocate(encoder)
         encoder.load_state_dict(read_tensors(weights))
-        encoder.config = config
         if described.preprocess is not None:
             # What the weights were trained on, even if this version's default differs.
             encoder.preprocess = described.preprocess
@@ -374,7 +415,7 @@ class Encoder(nn.Module):
         """The state as separate contiguous tensors; safetensors refuses to write tied ones."""
         tensors: dict[str, Tensor] = {}
         storages = set()
-        for name, tensor in self.state_dict().items():
+        for name, tensor in merged_state(self).items():
             saved = tensor.cpu().contiguous()
             storage = saved.untyped_storage().data_ptr()
             tensors[name] = saved.clone() if storage in storages else saved
@@ -382,13 +423,11 @@ class Encoder(nn.Module):
         return tensors
 
 
-def _allocate(encoder: Encoder) -> None:
-    """Give memory to the parameters and buffers on the meta device."""
-    for module in encoder.modules():
-        if any(tensor.is_meta for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))):
-            module.to_empty(device="cpu", recurse=False)
-
-
-def _has_unsaved_buffers(encoder: Encoder) -> bool:
-    saved = encoder.state_dict().keys()
-    return any(buffer.is_meta and name not in saved for name, buffer in encoder.named_buffers())
+def _with_eval_size(
+    preprocess: Preprocess | TextPreprocess | None, config: EncoderConfig
+) -> Preprocess | TextPreprocess | None:
+    if config.eval_size is None:
+        return preprocess
+    if not isinstance(preprocess, Preprocess):
+        raise UserError(f"eval_size = {config.eval_size}: {config.backbone} does not take images")
+    return replace(preprocess, eval_size=config.eval_size)

@@ -53,7 +53,8 @@ def example_input(
     if preprocess is None:
         return torch.zeros(count, in_features or 1)
     if isinstance(preprocess, Preprocess):
-        return preprocess(torch.zeros(count, preprocess.size, preprocess.size, 3, dtype=torch.uint8))
+        side = preprocess.eval_view.size
+        return preprocess(torch.zeros(count, side, side, 3, dtype=torch.uint8))
     return preprocess([""] * count)
 
 

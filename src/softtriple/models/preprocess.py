@@ -22,7 +22,8 @@ class Preprocess:
 
     Calling it turns RGB images, already cropped to ``size`` by ``size``, into network input:
     ``(value * peak / 255 - mean) / std`` for each channel, in the order of ``channels``.
-    ``resize`` is the short side of an image before it is cropped.
+    ``resize`` is the short side of an image before it is cropped. ``eval_size``, if it is not ``None``, takes the place
+    of ``size`` in evaluation, and the short side changes in proportion.
     """
 
     size: int
@@ -31,6 +32,7 @@ class Preprocess:
     peak: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    eval_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.channels not in ("rgb", "bgr", "gray"):
@@ -39,6 +41,8 @@ class Preprocess:
             raise UserError(
                 f"preprocess: size = {self.size} and resize = {self.resize} must satisfy 1 ≤ size ≤ resize ≤ {MAX_SIDE}"
             )
+        if self.eval_size is not None and not 1 <= self.eval_size * self.resize / self.size <= MAX_SIDE:
+            raise UserError(f"preprocess: eval_size = {self.eval_size} must give a short side from 1 to {MAX_SIDE}")
         if not len(self.mean) == len(self.std) == self.num_channels:
             raise UserError(f"preprocess: mean and std need {self.num_channels} numbers for {self.channels}")
 
@@ -50,7 +54,9 @@ class Preprocess:
     @property
     def eval_view(self) -> View:
         """What the network sees of an image in evaluation: the short side resized, the centre cropped."""
-        return View(size=self.size, resize=self.resize)
+        if self.eval_size is None:
+            return View(size=self.size, resize=self.resize)
+        return View(size=self.eval_size, resize=max(self.eval_size, round(self.eval_size * self.resize / self.size)))
 
     def __call__(self, images: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch channels height width"]:
         """Network input in the default float type, on the device of ``images``."""

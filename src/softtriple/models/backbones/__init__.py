@@ -2,7 +2,7 @@
 
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,12 +16,14 @@ from softtriple.models.backbones.efficientnet_lite import (
     efficientnet_lite2,
     load_efficientnet_lite_weights,
 )
+from softtriple.models.backbones.huggingface import restore_vision, vision_model
 from softtriple.models.backbones.module import MODULE
-from softtriple.models.backbones.sentence_transformers import sentence_model
+from softtriple.models.backbones.sentence_transformers import restore_sentence, sentence_model
 from softtriple.models.backbones.stages import StagedNetwork
 from softtriple.models.backbones.text import text
-from softtriple.models.backbones.timm import timm_model
+from softtriple.models.backbones.timm import load_timm_weights, timm_model
 from softtriple.models.backbones.vectors import linear, mlp
+from softtriple.models.preprocess import Preprocess
 from softtriple.models.weights import MissingFileError, check_weights_file, is_url
 
 
@@ -54,20 +56,35 @@ BACKBONES: dict[str, Backbone] = {
     "text": Backbone(text, "text"),
 }
 
-# Libraries whose models are backbones called prefix:NAME, by prefix: package and extra.
-LIBRARIES = {"timm": ("timm", "timm"), "st": ("sentence_transformers", "text")}
+
+class Library(NamedTuple):
+    """A library whose models are backbones called prefix:NAME.
+
+    ``build`` makes one from NAME; ``package`` comes with our ``extra``.
+    """
+
+    package: str
+    extra: str
+    takes: Kind
+    build: Callable[..., StagedNetwork]
+
+
+LIBRARIES = {
+    "timm": Library("timm", "timm", "image", timm_model),
+    "hf": Library("transformers", "huggingface", "image", vision_model),
+    "st": Library("transformers", "text", "text", sentence_model),
+}
 
 
 def build_backbone(name: str, *, pretrained: bool = True, weights: str | None = None, **options: Any) -> StagedNetwork:
     """Build the backbone called ``name``; its signature decides which ``options`` exist.
 
     ``pretrained`` loads its published weights, if any; ``weights`` is the path or URL of that file, if it is not at its
-    default. ``timm:NAME`` is the network NAME of timm, ``st:NAME`` the model or folder NAME of sentence-transformers,
-    which always has its weights.
+    default. ``timm:NAME`` is a network of timm; ``hf:NAME`` is a vision model of transformers and ``st:NAME`` a text
+    model of sentence-transformers, each a folder or a name on the Hugging Face hub.
     """
     backbone = check_backbone(name, pretrained=pretrained, weights=weights, **options)
-    parameters = inspect.signature(backbone.build).parameters.values()
-    required = [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+    required = [name for name, parameter in _options(backbone).items() if parameter.default is parameter.empty]
     if missing := [option for option in required if option not in options]:
         raise UserError(f"{name} needs {', '.join(missing)}")
     network = backbone.build(**options)
@@ -81,8 +98,8 @@ def check_backbone(name: str, *, pretrained: bool = True, weights: str | None = 
 
     Checks the name, the options, the weight file and the optional packages, without building or importing anything.
     """
-    backbone = _find(name, pretrained)
-    known = list(inspect.signature(backbone.build).parameters)
+    backbone = _find(name, pretrained, weights)
+    known = list(_options(backbone))
     if unknown := [option for option in options if option not in known]:
         hint = f"; {did_you_mean(unknown[0], known)}" if known else ""
         raise UserError(f"{name} takes {backbone.takes}s and has no option {unknown[0]}{hint}")
@@ -98,25 +115,46 @@ def check_backbone(name: str, *, pretrained: bool = True, weights: str | None = 
     return backbone
 
 
-def _find(name: str, pretrained: bool) -> Backbone:
-    library, colon, model = name.partition(":")
-    if library == MODULE and colon:
+def restore_backbone(
+    name: str, files: Mapping[str, str], preprocess: Preprocess | None, *, trust: bool = False, **options: Any
+) -> StagedNetwork:
+    """The backbone of a saved encoder, without weights, from data alone.
+
+    The ``files`` that were saved with it describe a network of transformers, and timm's registry one of timm. Models
+    saved without files would be looked up by name, in a folder or on the network: only with ``trust``.
+    """
+    library = name.partition(":")[0]
+    if library in ("hf", "st") and not files and not trust:
+        raise UserError(
+            f"the encoder, of an earlier version, does not contain the architecture of its backbone {name}."
+            " If you trust its author, let it be looked up by that name: Encoder.load(..., trust=True), or --trust"
+        )
+    check_backbone(name, pretrained=False, **options)
+    if library == "hf" and files:
+        return restore_vision(files, preprocess, name)
+    if library == "st" and files:
+        return restore_sentence(files, name)
+    return build_backbone(name, pretrained=False, **options)
+
+
+def _find(name: str, pretrained: bool, weights: str | None) -> Backbone:
+    prefix, colon, model = name.partition(":")
+    if prefix == MODULE and colon:
         raise UserError(f"{name}: a module of your own cannot be built by name; pass it as backbone=")
-    if library in LIBRARIES and colon:
-        package, extra = LIBRARIES[library]
-        if importlib.util.find_spec(package) is None:
-            raise UserError(f"{name} needs the package {package}: pip install 'softtriple[{extra}]'")
-        if library == "timm":
-            return Backbone(_timm_builder(model, pretrained), "image")
-        return Backbone(partial(sentence_model, model), "text")
+    if prefix in LIBRARIES and colon:
+        library = LIBRARIES[prefix]
+        if importlib.util.find_spec(library.package) is None:
+            raise UserError(f"{name} needs the package {library.package}: pip install 'softtriple[{library.extra}]'")
+        build = partial(library.build, model, pretrained=pretrained and weights is None)
+        return Backbone(build, library.takes, load_timm_weights if prefix == "timm" else None)
     if name not in BACKBONES:
-        names = [*BACKBONES, "timm:NAME", "st:NAME_OR_FOLDER"]
+        names = [*BACKBONES, "timm:NAME", "hf:NAME_OR_FOLDER", "st:NAME_OR_FOLDER"]
         raise UserError(f"unknown backbone {name!r}; {did_you_mean(name, names)}")
     return BACKBONES[name]
 
 
-def _timm_builder(name: str, pretrained: bool) -> Callable[..., StagedNetwork]:
-    def build(input_size: int | None = None) -> StagedNetwork:
-        return timm_model(name, pretrained=pretrained, input_size=input_size)
-
-    return build
+def _options(backbone: Backbone) -> dict[str, inspect.Parameter]:
+    """The parameters of ``build`` that are still to be given."""
+    given = backbone.build.keywords if isinstance(backbone.build, partial) else {}
+    parameters = inspect.signature(backbone.build).parameters
+    return {name: parameter for name, parameter in parameters.items() if name not in given}

@@ -26,7 +26,14 @@ def module_backbone(
         preprocess = preprocess or getattr(module, "preprocess", None) or IMAGENET
     elif preprocess is not None:
         raise UserError(f"in_features = {in_features} means vectors, which have no preprocess: pass one or the other")
-    return Chain({MODULE: module}, num_features=_count_features(module, preprocess, in_features), preprocess=preprocess)
+    shape = _output_shape(module, preprocess, in_features)
+    return Chain(
+        {MODULE: module},
+        num_features=shape[2 if len(shape) == 3 else 1],
+        preprocess=preprocess,
+        pooled=len(shape) == 2,
+        cacheable=False,  # the code behind the same name and weights may change
+    )
 
 
 def module_name(module: nn.Module) -> str:
@@ -35,7 +42,9 @@ def module_name(module: nn.Module) -> str:
 
 
 @torch.no_grad()
-def _count_features(module: nn.Module, preprocess: Preprocess | TextPreprocess | None, in_features: int | None) -> int:
+def _output_shape(
+    module: nn.Module, preprocess: Preprocess | TextPreprocess | None, in_features: int | None
+) -> torch.Size:
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     was_training = module.training
     module.eval()
@@ -55,4 +64,4 @@ def _count_features(module: nn.Module, preprocess: Preprocess | TextPreprocess |
             f"{type(module).__name__} returns {shape} for 2 items; expected a tensor of shape"
             " (2, features), (2, tokens, features) or (2, features, height, width)"
         )
-    return output.shape[2 if output.ndim == 3 else 1]
+    return output.shape

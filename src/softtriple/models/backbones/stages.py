@@ -5,7 +5,7 @@ Running a network in parts lets the features of frozen stages be computed once a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jaxtyping import Float, Num
 from torch import Tensor, nn
@@ -17,8 +17,10 @@ class StagedNetwork(nn.Module, ABC):
     """A network that can be run from any of its stages to any other.
 
     ``num_features`` is the number of channels of a feature map, or the width of feature vectors; ``preprocess`` makes
-    the input from images or texts and is ``None`` for networks on vectors.
-    A child module belongs to the stage of the same name, or whose name followed by ``_`` begins its own.
+    the input from images or texts and is ``None`` for networks on vectors. ``pooled`` says that the output is feature
+    vectors already, by default if the input is not images. ``cacheable`` says that name and weights of the network
+    determine its output, so that features can be kept on disk for the next process. ``files`` maps names to texts that
+    are saved beside the weights, if the network cannot be built again without them.
     """
 
     def __init__(
@@ -27,11 +29,17 @@ class StagedNetwork(nn.Module, ABC):
         stage_names: tuple[str, ...],
         num_features: int,
         preprocess: Preprocess | TextPreprocess | None,
+        pooled: bool | None = None,
+        cacheable: bool = True,
+        files: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.stage_names = stage_names
         self.num_features = num_features
         self.preprocess = preprocess
+        self.pooled = not isinstance(preprocess, Preprocess) if pooled is None else pooled
+        self.cacheable = cacheable
+        self.files = dict(files or {})
 
     @abstractmethod
     def run_stage(self, index: int, x: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
@@ -52,7 +60,7 @@ class StagedNetwork(nn.Module, ABC):
         return self.run(x)
 
     def stage_modules(self, index: int) -> list[nn.Module]:
-        """The child modules that make up stage ``index``."""
+        """The modules that make up stage ``index``: children of its name, or of its name followed by ``_``."""
         stage = self.stage_names[index]
         return [module for name, module in self.named_children() if name == stage or name.startswith(f"{stage}_")]
 
@@ -66,8 +74,18 @@ class Chain(StagedNetwork):
         *,
         num_features: int,
         preprocess: Preprocess | TextPreprocess | None,
+        pooled: bool | None = None,
+        cacheable: bool = True,
+        files: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(stage_names=tuple(stages), num_features=num_features, preprocess=preprocess)
+        super().__init__(
+            stage_names=tuple(stages),
+            num_features=num_features,
+            preprocess=preprocess,
+            pooled=pooled,
+            cacheable=cacheable,
+            files=files,
+        )
         for name, module in stages.items():
             self.add_module(name, module)
 
@@ -75,3 +93,75 @@ class Chain(StagedNetwork):
         """Output of the module that is stage ``index``."""
         output: Tensor = self.get_submodule(self.stage_names[index])(x)
         return output
+
+
+class LibraryNetwork(StagedNetwork):
+    """A library's network, whose stages are what comes before its blocks, each block, and what comes after them.
+
+    ``blocks`` and ``tail`` name modules of ``network``; whatever else it has belongs to the first stage, "stem".
+    Without ``blocks`` the network is one stage.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        blocks: Sequence[str],
+        tail: Sequence[str],
+        num_features: int,
+        preprocess: Preprocess | TextPreprocess | None,
+        pooled: bool = True,
+        files: Mapping[str, str] | None = None,
+    ) -> None:
+        names = ("stem", *blocks, *(("tail",) if tail else ())) if blocks else ("network",)
+        super().__init__(
+            stage_names=names, num_features=num_features, preprocess=preprocess, pooled=pooled, files=files
+        )
+        self.network = network
+        self._blocks, self._tail = tuple(blocks), tuple(tail)
+
+    @abstractmethod
+    def run_stem(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Input of the first block."""
+
+    @abstractmethod
+    def run_block(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Output of block ``index``."""
+
+    @abstractmethod
+    def run_tail(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Features from the output of the last block."""
+
+    @abstractmethod
+    def run_whole(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Features of the input, if there are no blocks."""
+
+    def run_stage(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Output of stage ``index``."""
+        if not self._blocks:
+            return self.run_whole(x)
+        if index == 0:
+            return self.run_stem(x)
+        return self.run_block(index - 1, x) if index <= len(self._blocks) else self.run_tail(x)
+
+    def block(self, index: int) -> nn.Module:
+        """The module that is block ``index``."""
+        return self.network.get_submodule(self._blocks[index])
+
+    def stage_modules(self, index: int) -> list[nn.Module]:
+        """The block or the modules of the tail; for the stem, modules with all other parameters."""
+        blocks, tail = ([self.network.get_submodule(name) for name in names] for names in (self._blocks, self._tail))
+        if index == 0:
+            return _remainder(self.network, {*blocks, *tail})
+        return [blocks[index - 1]] if index <= len(blocks) else tail
+
+
+def _remainder(module: nn.Module, taken: set[nn.Module]) -> list[nn.Module]:
+    """Modules that together have the parameters of ``module`` that none of ``taken`` has."""
+    if module in taken:
+        return []
+    if taken.isdisjoint(module.modules()):
+        return [module]
+    parts = [part for child in module.children() for part in _remainder(child, taken)]
+    loose = dict(module.named_parameters(recurse=False))  # such as class token and position embeddings
+    return [nn.ParameterDict(loose), *parts] if loose else parts

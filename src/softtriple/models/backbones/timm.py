@@ -1,51 +1,201 @@
-"""Any convolutional network of timm as a one-stage backbone."""
+"""Any network of timm as a backbone: pooled features before the classifier.
 
+Networks of the classes in `LAYOUTS` run in stages, a block of a transformer or a stage of a convolutional network each;
+all others are one stage. Convolutional networks that timm pools by a plain mean return the feature map, so that the
+encoder's pooling applies; the rest are pooled as their authors do (class token, attention, mean and layer norm, ...).
+Images are resized bilinearly, also where timm's configuration of the weights says bicubic.
+"""
+
+import difflib
 import importlib
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from softtriple.errors import UserError
-from softtriple.models.backbones.stages import Chain
+from softtriple.models.backbones.stages import LibraryNetwork, StagedNetwork
 from softtriple.models.preprocess import Preprocess
+from softtriple.models.weights import load_exactly, read_weights
 
 
-def timm_model(name: str, *, pretrained: bool, input_size: int | None = None) -> Chain:
+class Layout(NamedTuple):
+    """What ``forward_features`` of a class calls, in order: ``stem``, ``blocks``, ``norm``.
+
+    Each name in ``blocks`` is a block, or, with a final ``*``, a sequence of them. ``head`` are modules that
+    ``forward_head`` uses. ``is_map`` says that the class pools by a plain mean, which is then left to the encoder.
+    """
+
+    stem: tuple[str, ...]
+    blocks: tuple[str, ...]
+    norm: tuple[str, ...] = ()
+    head: tuple[str, ...] = ("head",)
+    is_map: bool = False
+
+
+_STEM_AND_STAGES = Layout(("stem",), ("stages.*",))
+_SWIN = Layout(("patch_embed",), ("layers.*",), ("norm",))
+_TOKEN_HEAD = ("attn_pool", "fc_norm", "head_drop")
+
+LAYOUTS = {
+    "ByobNet": Layout(("stem",), ("stages.*",), ("final_conv",)),
+    "ConvNeXt": Layout(("stem",), ("stages.*",), ("norm_pre",)),
+    "EfficientNet": Layout(("conv_stem", "bn1"), ("blocks.*",), ("conv_head", "bn2"), (), is_map=True),
+    # Its tokens come with rotary position embeddings: `_EvaNetwork`.
+    "Eva": Layout(("patch_embed", "_pos_embed", "norm_pre"), ("blocks.*",), ("norm",), _TOKEN_HEAD),
+    "MaxxVit": Layout(("stem",), ("stages.*",), ("norm",)),
+    "MetaFormer": _STEM_AND_STAGES,
+    "MetaNeXt": _STEM_AND_STAGES,
+    "MambaOut": _STEM_AND_STAGES,
+    "MobileNetV3": Layout(("conv_stem", "bn1"), ("blocks.*",), (), ("conv_head", "norm_head", "act2")),
+    "NormFreeNet": Layout(("stem",), ("stages.*",), ("final_conv", "final_act")),
+    "RegNet": Layout(("stem",), ("s1", "s2", "s3", "s4"), ("final_conv",), (), is_map=True),
+    "ResNet": Layout(
+        ("conv1", "bn1", "act1", "maxpool"), ("layer1", "layer2", "layer3", "layer4"), (), (), is_map=True
+    ),
+    "ResNetV2": Layout(("stem",), ("stages.*",), ("norm",)),
+    "SwinTransformer": _SWIN,
+    "SwinTransformerV2": _SWIN,
+    "VisionTransformer": Layout(
+        ("patch_embed", "_pos_embed", "patch_drop", "norm_pre"), ("blocks.*",), ("norm",), _TOKEN_HEAD
+    ),
+}
+_NONE = Layout((), (), (), ())
+# Modules of timm whose networks take images of any size if they are told so.
+_DYNAMIC = ("vision_transformer", "deit", "eva")
+
+
+def timm_model(name: str, *, pretrained: bool, input_size: int | None = None) -> LibraryNetwork:
     """The timm network ``name``, preprocessed as timm's data configuration of its weights says."""
-    timm: Any = importlib.import_module("timm")
-    if not timm.is_model(name):
-        raise UserError(f"timm:{name}: timm {timm.__version__} has no network of that name")
-    network = timm.create_model(name, pretrained=pretrained, num_classes=0, global_pool="")
+    timm = import_timm(name)
+    if not timm.is_model(name):  # which also keeps out names that timm would look up on a hub or in a folder
+        close = difflib.get_close_matches(name, timm.list_models(), n=1)
+        hint = f"; did you mean timm:{close[0]}?" if close else ""
+        raise UserError(f"timm:{name}: timm {timm.__version__} has no network of that name{hint}")
+    options = {"dynamic_img_size": True} if timm.models.is_model_in_modules(name, _DYNAMIC) else {}
+    try:
+        network = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+    except Exception as error:  # whatever a download raises, and RuntimeError where there are no weights
+        if not pretrained:
+            raise
+        raise UserError(
+            f"timm:{name}: its pretrained weights cannot be loaded ({_first_line(error)});"
+            " give the file of a state dict with model.weights=FILE"
+        ) from error
     data = timm.data.resolve_model_data_config(network)
     size = input_size or data["input_size"][-1]
-    return Chain(
-        {"network": _FeatureMap(network, name)},
-        num_features=network.num_features,
-        preprocess=Preprocess(
-            size=size,
-            resize=math.floor(size / data["crop_pct"]),
-            channels="rgb",
-            peak=1.0,
-            mean=tuple(data["mean"]),
-            std=tuple(data["std"]),
-        ),
+    if size != data["input_size"][-1] and hasattr(network, "set_input_size"):
+        network.set_input_size(size)
+    layout = LAYOUTS.get(type(network).__name__, _NONE)
+    preprocess = Preprocess(
+        size=size,
+        resize=max(size, math.floor(size / data["crop_pct"])),
+        channels="rgb",
+        peak=1.0,
+        mean=tuple(data["mean"]),
+        std=tuple(data["std"]),
     )
+    kind = _EvaNetwork if type(network).__name__ == "Eva" else _TimmNetwork
+    return kind(network, layout, preprocess)
 
 
-class _FeatureMap(nn.Module):
-    """A timm network that must return a feature map."""
+def load_timm_weights(network: StagedNetwork, source: str | None = None) -> None:
+    """Load the state dict at the path or URL ``source``, without the classifier; by default it is loaded already."""
+    if source is None:
+        return
+    inner: Any = network.get_submodule("network")
+    classifier = inner.pretrained_cfg.get("classifier") or ()
+    prefixes = tuple(f"{name}." for name in ([classifier] if isinstance(classifier, str) else classifier))
+    weights = {name: value for name, value in read_weights(source).items() if not name.startswith(prefixes)}
+    native, size = inner.pretrained_cfg["input_size"][-1], getattr(network.preprocess, "size", None)
+    resized = size != native and hasattr(inner, "set_input_size")
+    if resized:  # position embeddings come in the size that the file has, and are then interpolated
+        inner.set_input_size(native)
+    load_exactly(inner, weights, source)
+    if resized:
+        inner.set_input_size(size)
 
-    def __init__(self, network: nn.Module, name: str) -> None:
-        super().__init__()
-        self.network = network
-        self.name = name
 
-    def forward(self, x: Float[Tensor, "batch 3 height width"]) -> Float[Tensor, "batch channels out_height out_width"]:
-        output: Tensor = self.network(x)
-        if output.ndim != 4 or output.shape[1] != self.network.num_features:
-            raise UserError(
-                f"timm:{self.name} returns {tuple(output.shape)}, not a feature map; choose a convolutional network"
-            )
+def import_timm(name: str) -> Any:
+    """The module timm, or UserError if it, or torchvision below it, cannot be imported."""
+    try:
+        return importlib.import_module("timm")
+    except (ImportError, RuntimeError) as error:  # torchvision raises either if it does not fit the installed torch
+        raise UserError(
+            f"timm:{name}: timm cannot be imported ({_first_line(error)});"
+            " install the torchvision that belongs to the installed torch"
+        ) from error
+
+
+class _TimmNetwork(LibraryNetwork):
+    """A network of timm, run by ``layout``."""
+
+    def __init__(self, network: Any, layout: Layout, preprocess: Preprocess) -> None:
+        blocks: list[str] = []
+        for name in layout.blocks:
+            parent, star, _ = name.partition(".*")
+            children = [f"{parent}.{child}" for child, _ in network.get_submodule(parent).named_children()]
+            blocks += children if star else [name]
+        tail = [name for name in (*layout.norm, *layout.head) if isinstance(getattr(network, name, None), nn.Module)]
+        features = network.num_features if layout.is_map else getattr(network, "head_hidden_size", network.num_features)
+        super().__init__(
+            network, blocks=blocks, tail=tail, num_features=features, preprocess=preprocess, pooled=not layout.is_map
+        )
+        self._layout = layout
+
+    def run_stem(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Input of the first block."""
+        return self._call(self._layout.stem, x)
+
+    def run_block(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Output of block ``index``."""
+        output: Tensor = self.block(index)(x)
         return output
+
+    def run_tail(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """The feature map, or what the network's own pooling makes of it."""
+        x = self._call(self._layout.norm, x)
+        return x if self._layout.is_map else self.network.forward_head(x, pre_logits=True)  # type: ignore[operator]
+
+    def run_whole(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Pooled features of images."""
+        features = self.network.forward_features(x)  # type: ignore[operator]
+        pooled: Tensor = self.network.forward_head(features, pre_logits=True)  # type: ignore[operator]
+        return pooled
+
+    def _call(self, names: tuple[str, ...], x: Tensor) -> Tensor:
+        for name in names:
+            x = getattr(self.network, name)(x)
+        return x
+
+
+class _EvaNetwork(_TimmNetwork):
+    """EVA and DINOv3: every block gets the same rotary position embeddings, which the grid's side determines."""
+
+    def __init__(self, network: Any, layout: Layout, preprocess: Preprocess) -> None:
+        super().__init__(network, layout, preprocess)
+        if hasattr(network.rope, "aug_active"):
+            network.rope.aug_active = False  # random positions in training would differ from block to block
+
+    def run_stem(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Tokens, without the position embeddings that come with them."""
+        patch_embed, pos_embed, norm_pre = (getattr(self.network, name) for name in self._layout.stem)
+        tokens, _ = pos_embed(patch_embed(x))
+        output: Tensor = norm_pre(tokens)
+        return output
+
+    def run_block(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
+        """Output of block ``index``."""
+        network: Any = self.network
+        rope = None
+        if network.rope is not None:
+            side = math.isqrt(x.shape[1] - network.num_prefix_tokens)
+            rope = network.rope.get_embed(shape=(side, side))
+            rope = rope[index] if getattr(network, "rope_mixed", False) else rope
+        output: Tensor = self.block(index)(x, rope=rope)
+        return output
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
