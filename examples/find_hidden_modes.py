@@ -1,4 +1,4 @@
-"""Several centres find what labels hide: trained on even against odd alone, centres come to stand for digits.
+"""Several centres find structure that labels do not show: trained to tell even from odd, centres represent digits.
 
 python examples/find_hidden_modes.py
 """
@@ -13,11 +13,11 @@ from softtriple import SoftTripleLoss
 torch.manual_seed(0)
 pixels, digits = load_digits(return_X_y=True)
 pixels, digits = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(digits)
-odd = digits % 2  # all that training is told
+odd = digits % 2  # the only labels that training sees
 
 
 def train(centers_per_class: int, tau: float) -> tuple[nn.Module, SoftTripleLoss]:
-    """A linear map trained to tell even digits from odd ones; a deeper network would fold the digits of a class."""
+    """A linear map trained to tell even digits from odd ones; a deeper network would merge the digits of a class."""
     encoder = nn.Linear(64, 16)
     loss = SoftTripleLoss(2, 16, centers_per_class, tau=tau)
     optimizer = torch.optim.Adam(loss.param_groups(encoder, lr=1e-3))
@@ -31,7 +31,7 @@ def train(centers_per_class: int, tau: float) -> tuple[nn.Module, SoftTripleLoss
 
 @torch.no_grad()
 def purity(encoder: nn.Module, loss: SoftTripleLoss) -> float:
-    """Share of items that are of the commonest digit around their centre: of their class, merged ones as one."""
+    """Share of items whose digit is the most common one at their nearest centre (of their class, after merging)."""
     merged = loss.merge_centers()
     similarity = F.normalize(encoder(pixels), dim=-1) @ merged.centers.T
     center = similarity.masked_fill(merged.classes != odd[:, None], -torch.inf).argmax(dim=1)

@@ -1,4 +1,4 @@
-"""The loss in a loop of your own: any encoder, any optimiser; the centres are parameters like the others.
+"""The loss in a training loop of your own, with any encoder and optimiser; the centres are ordinary parameters.
 
 python examples/loss_in_your_own_loop.py
 """
@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from softtriple import Embeddings, SoftTripleLoss, evaluate
+from softtriple import SoftTripleLoss, evaluate
 
 torch.manual_seed(0)
 pixels, digits = load_digits(return_X_y=True)
@@ -17,13 +17,13 @@ train, test = train_test_split(torch.arange(len(digits)), test_size=0.5, random_
 
 encoder = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
 loss = SoftTripleLoss(num_classes=10, embedding_size=32, centers_per_class=4)
-# The centres learn at a rate of their own; leaving them out of the optimiser is the usual mistake.
+# The centres have their own learning rate; forgetting to pass them to the optimiser is a common mistake.
 optimizer = torch.optim.Adam(loss.param_groups(encoder, lr=1e-3, center_lr=1e-2))
 
 for epoch in range(10):
     total = 0.0
     for rows in train[torch.randperm(len(train))].split(32):
-        value = loss(encoder(pixels[rows]), digits[rows])  # unit length is the loss's business
+        value = loss(encoder(pixels[rows]), digits[rows])  # the loss normalises
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
@@ -33,6 +33,6 @@ for epoch in range(10):
 with torch.no_grad():
     vectors = encoder(pixels[test])
     accuracy = (loss.predict(vectors) == digits[test]).float().mean().item()
-report = evaluate(Embeddings(vectors, digits[test]))
+report = evaluate(vectors, digits[test])
 print(f"accuracy {accuracy:.3f}, R@1 {report.recall[1]:.3f}, MAP@R {report.map_at_r:.3f}")
 print(f"centres left of 4, by class: {loss.distinct_centers().tolist()}")

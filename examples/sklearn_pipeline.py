@@ -1,4 +1,4 @@
-"""SoftTriple between a scaler and a nearest-neighbour classifier: a step of a scikit-learn pipeline.
+"""SoftTriple as a step of a scikit-learn pipeline, between a scaler and a nearest-neighbour classifier.
 
 python examples/sklearn_pipeline.py
 """
@@ -15,17 +15,17 @@ pixels, digits = load_digits(return_X_y=True)
 train_x, test_x, train_y, test_y = train_test_split(pixels, digits, test_size=0.5, random_state=0, stratify=digits)
 
 plain = make_pipeline(StandardScaler(), KNeighborsClassifier(5)).fit(train_x, train_y)
-print(f"neighbours of the pixels:        {plain.score(test_x, test_y):.3f} in {train_x.shape[1]} dimensions")
+print(f"k-NN on pixels:                  {plain.score(test_x, test_y):.3f} in {train_x.shape[1]} dimensions")
 
 learned = make_pipeline(
     StandardScaler(), SoftTripleEmbedding(16, epochs=10, random_state=0), KNeighborsClassifier(5)
 ).fit(train_x, train_y)
-print(f"neighbours of the embedding:     {learned.score(test_x, test_y):.3f} in 16 dimensions")
+print(f"k-NN on the embedding:           {learned.score(test_x, test_y):.3f} in 16 dimensions")
 
-# Its parameters are searched like any others.
+# Its parameters can be tuned like any other estimator's.
 search = GridSearchCV(learned, {"softtripleembedding__centers_per_class": [1, 4]}, cv=2).fit(train_x, train_y)
 print(f"centres per class, by grid search: {search.best_params_['softtripleembedding__centers_per_class']}")
 
-# It classifies by its own centres too, without neighbours.
+# It is also a classifier by itself, by its learned centres.
 own = make_pipeline(StandardScaler(), SoftTripleEmbedding(16, epochs=10, random_state=0)).fit(train_x, train_y)
-print(f"its own centres:                 {own.score(test_x, test_y):.3f}")
+print(f"nearest class by its centres:    {own.score(test_x, test_y):.3f}")

@@ -1,6 +1,6 @@
-"""Two processes, centres split by class: a loop of your own under torchrun.
+"""A loop of your own in two processes, with the centres split over them by class.
 
-torchrun --nproc-per-node 2 examples/two_ranks.py      (or plain python: then it is one)
+torchrun --nproc-per-node 2 examples/two_ranks.py      (with plain python: one process)
 """
 
 import torch
@@ -12,7 +12,7 @@ from softtriple.losses import shard
 
 
 def main() -> None:
-    """Train on the rank's part of each batch; the value of the loss is that of the whole batch, on every rank."""
+    """Train on this rank's part of each batch; every rank gets the loss of the whole batch."""
     torch.manual_seed(0)
     pixels, digits = load_digits(return_X_y=True)
     pixels, digits = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(digits)
@@ -22,7 +22,7 @@ def main() -> None:
     parallel = dist.data_parallel(encoder)  # gradients of the encoder are averaged over ranks
     optimizer = torch.optim.Adam(loss.param_groups(parallel, lr=1e-3))
 
-    order = torch.Generator().manual_seed(0)  # the same batches on every rank, whatever else it draws
+    order = torch.Generator().manual_seed(0)  # the same batches on every rank
     for epoch in range(5):
         for batch in torch.randperm(len(digits), generator=order).split(64):
             mine = batch[dist.share(len(batch))]
@@ -33,7 +33,7 @@ def main() -> None:
         if dist.is_main():
             print(f"epoch {epoch + 1}: loss of the last batch {value.item():.4f}")
 
-    left = loss.distinct_centers()  # of all ranks
+    left = loss.distinct_centers()  # over all ranks
     if dist.is_main():
         print(f"{dist.world_size()} ranks, {len(loss.centers)} of {len(left)} classes on this one")
 

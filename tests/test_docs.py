@@ -1,4 +1,4 @@
-"""What the documentation says exists, and its code runs: Python, commands, names, tables, links."""
+"""The code in the documentation runs, and the commands, names, files and links in it exist."""
 
 import contextlib
 import dataclasses
@@ -30,17 +30,20 @@ from softtriple.papers.reproduce import TARGETS
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 MODULES = sorted(module.name for module in pkgutil.walk_packages(softtriple.__path__, "softtriple."))
+PUBLIC = set(dir(softtriple)) - {"__version__"}
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 ONE_PAGE = (ROOT / "docs" / "all-of-softtriple.md").read_text(encoding="utf-8")
-VERBS: dict[str, click.Command] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+COMMAND_LINE: click.Group = typer.main.get_command(app)  # type: ignore[assignment]
+VERBS = COMMAND_LINE.commands
 
-# A fence, its language, its content; in front of it, for commands that are run, <!-- run -->.
+# A fenced block: language and content; commands after <!-- run --> are run.
 BLOCK = re.compile(r"(<!-- run -->\n)?^```(\w*)\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
 
 each_page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """The arguments of every softtriple command of a block, those that torchrun starts among them."""
+    """The arguments of every softtriple command in a block, including those started by torchrun."""
     for line in block.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True) if re.match(r"(softtriple|torchrun) ", line) else []
         if "softtriple" in words:
@@ -57,7 +60,7 @@ def test_examples_in_docstrings(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")
 @each_page
 def test_a_page_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its Python, in one namespace, and the commands that are marked, all in one folder."""
+    """All Python blocks in one namespace, and the marked commands, in one empty folder."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for marked, language, content in BLOCK.findall(path.read_text(encoding="utf-8")):
@@ -102,11 +105,11 @@ def has_name(name: str) -> bool:
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         with contextlib.suppress(ModuleNotFoundError):
-            found: Any = importlib.import_module(".".join(parts[:length]))
+            value: Any = importlib.import_module(".".join(parts[:length]))
             for part in parts[length:]:
-                if not hasattr(found, part):
+                if not hasattr(value, part):
                     return False
-                found = getattr(found, part)
+                value = getattr(value, part)
             return True
     return False
 
@@ -155,6 +158,11 @@ def test_the_one_page_has_every_option_of_every_verb() -> None:
         assert options <= shown[verb], verb
 
 
+def test_the_one_page_has_the_options_before_the_verb() -> None:
+    for parameter in COMMAND_LINE.params:
+        assert f"`softtriple {parameter.opts[0]}" in ONE_PAGE, parameter.opts
+
+
 def test_the_one_page_has_every_target_of_reproduce() -> None:
     for target in TARGETS:
         assert re.search(rf"^\|[^|]*`{target}`", ONE_PAGE, flags=re.MULTILINE), target
@@ -168,8 +176,14 @@ def test_the_one_page_has_every_extra() -> None:
 
 
 def test_the_one_page_has_every_public_name() -> None:
-    for name in set(dir(softtriple)) - {"__version__"}:
+    for name in PUBLIC:
         assert f"`softtriple.{name}`" in ONE_PAGE, name
+
+
+def test_the_api_page_imports_every_public_name() -> None:
+    text = (ROOT / "docs" / "api" / "index.md").read_text(encoding="utf-8")
+    block = next(content for _, language, content in BLOCK.findall(text) if language == "python")
+    assert set(re.findall(r"^    (\w+),$", block, flags=re.MULTILINE)) == PUBLIC
 
 
 def test_public_names() -> None:
@@ -188,4 +202,12 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 
 def test_the_readme_stays_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
+    assert len(README.splitlines()) < 200
+
+
+def test_the_map_of_the_code_is_complete_and_fits_fifteen_lines() -> None:
+    section = README.partition("## Map of the code")[2]
+    content = next(content for _, _, content in BLOCK.findall(section))
+    entries = {path.name + "/" * path.is_dir() for path in (ROOT / "src" / "softtriple").glob("[a-z]*")}
+    assert len(content.splitlines()) <= 15
+    assert {entry for entry in entries if entry not in content.split()} <= {"py.typed"}

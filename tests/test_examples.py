@@ -1,4 +1,4 @@
-"""Every example runs from start to end, in a folder of its own, and says what it promises."""
+"""Every example runs from start to end in an empty folder and prints what it promises."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ Run = Callable[..., list[str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run an example with arguments, in this process and an empty folder; gives the lines that it prints."""
+    """Runs an example in this process and an empty folder; returns the lines it prints."""
 
     def run_here(name: str, *arguments: str) -> list[str]:
         monkeypatch.chdir(tmp_path)
@@ -36,7 +36,7 @@ def numbers(line: str) -> list[float]:
 
 
 def write_photos(folder: Path) -> None:
-    """Four classes of three small noisy pictures, each class of a colour of its own."""
+    """Four classes of three small noisy images, one colour per class."""
     random = np.random.default_rng(0)
     for label, color in enumerate([(200, 40, 40), (40, 200, 40), (40, 40, 200), (200, 200, 40)]):
         for number in range(3):
@@ -102,7 +102,7 @@ def test_two_ranks(run: Run, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "2 ranks, 5 of 10 classes on this one" in done.stdout
-    # Two processes compute what one does; the losses differ by the order of sums alone.
+    # Two processes compute the same as one; only the order of summation differs.
     assert losses(done.stdout) == pytest.approx(losses(alone), abs=2e-3)
 
 

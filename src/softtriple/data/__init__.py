@@ -1,4 +1,4 @@
-"""Labelled images, vectors and texts: sources, the Benchmark value they give, caches, and batches of tensors."""
+"""Labelled images, vectors and texts: sources, the `Benchmark` they load, caches, and batches of tensors."""
 
 from softtriple.data.benchmark import Benchmark as Benchmark
 from softtriple.data.benchmark import ImageArray as ImageArray

@@ -1,4 +1,4 @@
-"""Metrics of retrieval and clustering, and the report that holds them."""
+"""Retrieval and clustering metrics with confidence intervals, the `Report` of them, and the comparison of reports."""
 
 from softtriple.metrics.clustering import Clustering as Clustering
 from softtriple.metrics.clustering import ami as ami

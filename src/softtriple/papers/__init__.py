@@ -1,1 +1,1 @@
-"""The SoftTriple paper: its tables as data, how to train their rows, and what `softtriple reproduce` makes of them."""
+"""The SoftTriple paper: published numbers, a recipe for each table row, the targets of `softtriple reproduce`, HDC."""

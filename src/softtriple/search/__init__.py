@@ -1,4 +1,4 @@
-"""Search: exact nearest neighbours in memory, and vector stores."""
+"""Search: exact nearest neighbours in memory, vector stores, and indexing a run's data into them."""
 
 from softtriple.search.knn import Neighbors as Neighbors
 from softtriple.search.knn import nearest as nearest

@@ -1,4 +1,4 @@
-"""From a source string to a Benchmark: folders, tables, vector files, and benchmarks by name."""
+"""Data sources: from a string to a `Benchmark`, for folders, tables, vector files and benchmarks by name."""
 
 import inspect
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Every backbone by name, and how its published weights are loaded."""
+"""Backbones: the table of names, and how to build one and load its published weights."""
 
 import importlib.util
 import inspect
