@@ -1,7 +1,7 @@
-"""Evaluation against pytorch-metric-learning and a bare blocked matrix product: time, memory, equal values.
+"""Evaluation compared with pytorch-metric-learning and a blocked matrix product: time, memory and agreement.
 
-Every variant runs in its own process, so that its peak memory is its own, and the variants take turns, so that a busy
-spell of the machine meets all of them. Writes results/evaluate.json and results/evaluate.md beside this file.
+Each variant runs in its own process, so that peak memory is measured per variant. The variants take turns, so that
+other load on the machine affects all of them alike. Writes results/evaluate.json and results/evaluate.md.
 
     python benchmarks/evaluate.py [--sizes cub,cars,sop] [--threads 1,2] [--repeats 3]
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from measuring import machine, peak_memory, reset_peak_memory, run_alone, save, table
 
-# Items, dimensions, classes, and how far items stray from their class: Recall@1 as trained models reach it.
+# Items, dimensions, classes, and the noise around class centres, chosen to give the Recall@1 of trained models.
 SIZES = {
     "cub": (5_924, 64, 100, 1.2),
     "cars": (8_131, 64, 98, 1.0),
@@ -25,7 +25,7 @@ SIZES = {
 }
 RECALL_AT = {"cub": (1, 2, 4, 8), "cars": (1, 2, 4, 8), "sop": (1, 10, 100, 1000)}
 VARIANTS = ("product", "recall", "pml precision@1", "report", "pml all")
-# At the size of SOP the others take minutes, and run once.
+# At the size of SOP the other variants take minutes and run once.
 REPEATED_AT_SOP = ("recall", "pml precision@1")
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--threads", default=",".join(map(str, sorted({1, os.cpu_count() or 1}))))
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; at sop for Recall@k and Precision@1 alone")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; at sop only Recall@k and Precision@1 repeat")
     parser.add_argument("--run", nargs=2, metavar=("VARIANT", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def compare(size: str, threads: int, repeats: int) -> dict[str, Any]:
-    """Medians of all variants at one size, taking turns in an order drawn anew for each round."""
+    """Medians of all variants at one size; the order is shuffled in each round."""
     runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     draw = random.Random(0)
     for turn in range(repeats):
@@ -75,7 +75,7 @@ def compare(size: str, threads: int, repeats: int) -> dict[str, Any]:
 
 def run(variant: str, size: str) -> dict[str, Any]:
     """Measure one variant in this process."""
-    # Here and not above, so that the parent stays small and the thread settings of the environment hold.
+    # Imported here so that the parent process stays small and the environment's thread settings take effect.
     import torch
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
@@ -115,7 +115,7 @@ def run(variant: str, size: str) -> dict[str, Any]:
     }
     vectors, labels = sample(*SIZES[size])
     function = functions[variant]
-    function(vectors[:400], labels[:400])  # libraries load and start their threads
+    function(vectors[:400], labels[:400])  # warm-up: libraries load and start their threads
     before = reset_peak_memory()
     start = time.perf_counter()
     values = function(vectors, labels)
@@ -124,7 +124,7 @@ def run(variant: str, size: str) -> dict[str, Any]:
 
 
 def sample(count: int, dim: int, num_classes: int, noise: float) -> tuple[Any, Any]:
-    """Unit vectors around class centres, with the decaying spectrum that trained embeddings have."""
+    """Unit vectors around class centres, with a decaying spectrum like that of trained embeddings."""
     import torch
 
     random = torch.Generator().manual_seed(0)
@@ -145,7 +145,7 @@ def text(rows: list[dict[str, Any]]) -> str:
             seconds, megabytes = measured["seconds"], measured["megabytes"]
             numbers = [f"{seconds:.3f}", f"{seconds / floor:.2f}", f"{megabytes:.0f}"]
             cells.append([row["size"], str(row["threads"]), variant, *numbers])
-    header = ["size", "threads", "variant", "seconds", "÷ product", "peak MB above the data"]
+    header = ["size", "threads", "variant", "seconds", "÷ product", "peak MB beyond the data"]
     return "\n".join([table(header, cells), *map(summary, rows)])
 
 

@@ -1,10 +1,10 @@
-"""Forward and backward of SoftTriple: ours, pytorch-metric-learning's, the dense form, and the arithmetic's floor.
+"""Forward and backward of SoftTriple: this package, pytorch-metric-learning, the dense form, and a lower bound.
 
-    python benchmarks/loss_step.py [--shapes cars,sop] [--seconds 20]
+    python benchmarks/loss_step.py [--shapes cars196,sop] [--seconds 20]
 
-Times are medians of calls made in turn, over the floor: the three matrix products that no implementation can avoid, one
-pass for the norms and one for their projection. Peak memory is that of a process of its own, above the data (the
-embeddings and labels; centres and their gradient count).
+Times are medians of interleaved calls, divided by the floor: the three matrix products that no implementation can
+avoid, one pass for the norms and one for their projection. Peak memory is measured in a separate process and excludes
+the data (embeddings and labels); centres and their gradient are included.
 """
 
 import argparse
@@ -34,8 +34,8 @@ SHAPES: dict[str, Shape] = {  # batch, dimension, classes, centres per class
     "1m": (64, 128, 1_000_000, 2),
 }
 
-# What would need more than this is not tried: at SOP's size the dense forms take half a minute a step, and a (C·K)²
-# matrix of a million classes has 16 TB.
+# Variants that need more than this are skipped: at SOP's size the dense forms take half a minute per step, and the
+# (C·K)² matrix of a million classes has 16 TB.
 MEMORY_LIMIT = 8e9
 
 
@@ -66,7 +66,7 @@ def metric_learning(shape: Shape, regularised: bool) -> Step:
 
 
 def dense(shape: Shape) -> Step:
-    """The form of the authors' code: one flat matrix of centres and the Gram matrix of all of them."""
+    """The formulation of the authors' code: all centres in one matrix, and their full Gram matrix."""
     _, dim, num_classes, k = shape
     centers = torch.nn.Parameter(torch.randn(dim, num_classes * k) * 0.1)
     same_class = torch.block_diag(*[torch.ones(k, k) for _ in range(num_classes)]).triu(1).bool()
@@ -113,7 +113,7 @@ VARIANTS: dict[str, Callable[[Shape], Step]] = {
 
 
 def fits(variant: str, shape: Shape) -> bool:
-    """Whether a variant is worth trying: by the matrices it makes, not by what it happens to need."""
+    """Whether the matrices that a variant allocates stay below MEMORY_LIMIT."""
     batch, dim, num_classes, k = shape
     similarities = batch * num_classes * k * 4
     all_pairs = (num_classes * k) ** 2 * 4
@@ -145,8 +145,8 @@ def memory(variant: str, shape: Shape) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", default=",".join(SHAPES), help="names separated by commas: " + ", ".join(SHAPES))
-    parser.add_argument("--seconds", type=float, default=15, help="time for each shape and number of threads")
+    parser.add_argument("--shapes", default=",".join(SHAPES), help="comma-separated names: " + ", ".join(SHAPES))
+    parser.add_argument("--seconds", type=float, default=15, help="time per shape and number of threads")
     parser.add_argument("--times-of", help=argparse.SUPPRESS)
     parser.add_argument("--memory-of", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -161,8 +161,8 @@ def main() -> None:
     rows = []
     for name in arguments.shapes.split(","):
         shape = SHAPES[name]
-        tried = [variant for variant in VARIANTS if fits(variant, shape)]
-        peak = {v: run_alone(__file__, "--memory-of", v, name) for v in tried if v != "floor"}
+        variants = [variant for variant in VARIANTS if fits(variant, shape)]
+        peak = {v: run_alone(__file__, "--memory-of", v, name) for v in variants if v != "floor"}
         for threads in sorted({1, os.cpu_count() or 1}):
             taken = run_alone(__file__, "--times-of", name, "--seconds", str(arguments.seconds), threads=threads)
             rows.append({"shape": name, "size": shape, "threads": threads, "seconds": taken, "peak_bytes": peak})
@@ -184,11 +184,9 @@ def text(rows: list[dict[str, object]]) -> str:
             elif variant in seconds:
                 cells.append(f"{seconds[variant] / seconds['floor']:.2f} ({peak[variant] / 1e6:,.0f} MB)")
             else:
-                cells.append("not tried")
+                cells.append("skipped")
         body.append([f"{row['shape']} {row['size']}", str(row["threads"]), *cells])
-    header = ["batch, dimension, classes, K", "threads", *VARIANTS]
-    header[2] = "floor"
-    return table(header, body)
+    return table(["batch, dimension, classes, K", "threads", *VARIANTS], body)
 
 
 if __name__ == "__main__":

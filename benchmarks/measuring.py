@@ -1,4 +1,4 @@
-"""How benchmarks here measure: medians of interleaved calls, memory in a process of its own, results with a date."""
+"""What the benchmarks share: medians of interleaved calls, peak memory per process, and dated results."""
 
 import json
 import os
@@ -18,9 +18,9 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def interleaved(functions: dict[str, Callable[[], object]], seconds: float, at_least: int = 3) -> dict[str, float]:
-    """Median seconds of each function, called in turn so that a busy neighbour disturbs all of them alike.
+    """Median seconds of each function; calls are interleaved so that other load affects all functions alike.
 
-    The order is drawn anew in each round: what runs after a function with large matrices finds a cold cache.
+    The order is shuffled in each round, because a function that follows one with large matrices finds a cold cache.
     """
     for function in functions.values():
         function()
@@ -37,18 +37,18 @@ def interleaved(functions: dict[str, Callable[[], object]], seconds: float, at_l
 
 
 def reset_peak_memory() -> int:
-    """Forget the most memory this process ever held (Linux), and return what it holds now, in bytes."""
+    """Reset this process's peak resident memory (Linux only) and return its current one, in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 
 
 def peak_memory() -> int:
-    """The most memory this process held since the reset, in bytes."""
+    """Peak resident memory of this process since the last reset, in bytes."""
     return _status("VmHWM")
 
 
 def run_alone(script: str, *arguments: str, threads: int | None = None) -> Any:
-    """The JSON that ``script`` prints last when it runs in a process of its own."""
+    """Run ``script`` in a separate process and parse the last line it prints as JSON."""
     environment = dict(os.environ)
     if threads:
         environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -60,7 +60,7 @@ def run_alone(script: str, *arguments: str, threads: int | None = None) -> Any:
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """Date, hardware and versions: what a result means nothing without."""
+    """Date, hardware and versions, recorded with every result."""
     names = [line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     return {
         "date": datetime.now(UTC).date().isoformat(),
@@ -72,7 +72,7 @@ def machine(*packages: str) -> dict[str, Any]:
 
 
 def save(name: str, where: dict[str, Any], rows: list[dict[str, Any]], text: str) -> None:
-    """Write the results twice: for programs as JSON, for people as Markdown."""
+    """Write the results as JSON and as Markdown."""
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
     described = ", ".join(f"{key} {value}" for key, value in where.items())

@@ -1,11 +1,11 @@
-"""A training step of SoftTriple against the number of classes: one process and two, all classes and a tenth of them.
+"""A training step of SoftTriple as the number of classes grows: one and two processes, with and without sampling.
 
     python benchmarks/scale.py [--classes 10000,100000] [--processes 1,2] [--rates 1.0,0.1]
 
-A step is forward, backward and Adam over the centres (K = 2, d = 128) for a batch of 64 examples of all processes
-together, with no encoder in front. Each process has one thread. Times are lower quartiles of 20 steps, which a busy
-machine disturbs less than medians, by the clock and of the processor; memory is the most that a process held from its
-start to the end of an epoch, where distinct centres are counted, Python and torch included (about 0.3 GB).
+A step is forward, backward and Adam over the centres (K = 2, d = 128) for a global batch of 64 examples, without an
+encoder. Each process has one thread. Wall-clock and CPU times are lower quartiles of 20 steps, which other load
+disturbs less than medians. Memory is the peak of a process from its start to the end of an epoch, where distinct
+centres are counted; it includes Python and torch (about 0.3 GB).
 """
 
 import argparse
@@ -25,7 +25,7 @@ BATCH, DIM, K, STEPS = 64, 128, 2, 20
 
 
 def train(num_classes: int, rate: float) -> dict[str, float]:
-    """Twenty steps by this process and those beside it; the time and memory of the slowest and largest."""
+    """Train for 20 steps on all ranks; return the time of the slowest rank and the memory of the largest."""
     reset_peak_memory()
     torch.manual_seed(0)
     with torch.device("meta" if dist.world_size() > 1 else "cpu"):
@@ -46,10 +46,10 @@ def train(num_classes: int, rate: float) -> dict[str, float]:
         optimizer.step()
         seconds.append(time.perf_counter() - start)
         busy.append(time.process_time() - start_busy)
-    loss.distinct_centers()  # what the end of an epoch looks at; the peak includes it
+    loss.distinct_centers()  # computed at the end of every epoch; the peak includes it
     times = [statistics.quantiles(values, n=4)[0] for values in (seconds, busy)]
-    found = dist.gather_objects((*times, peak_memory()))
-    slowest, busiest, largest = (max(values) for values in zip(*found, strict=True))
+    measured = dist.gather_objects((*times, peak_memory()))
+    slowest, busiest, largest = (max(values) for values in zip(*measured, strict=True))
     return {"seconds": slowest, "cpu_seconds": busiest, "peak_bytes": largest, "expected_bytes": sum(expected)}
 
 
@@ -70,16 +70,16 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.train:
         with dist.joined():
-            found = train(int(arguments.train[0]), float(arguments.train[1]))
+            measured = train(int(arguments.train[0]), float(arguments.train[1]))
             if dist.is_main():
-                print(json.dumps(found))
+                print(json.dumps(measured))
         return
     rows = []
     for num_classes in map(int, arguments.classes.split(",")):
         for rate in map(float, arguments.rates.split(",")):
             for processes in map(int, arguments.processes.split(",")):
-                found = measure(num_classes, processes, rate)
-                rows.append({"classes": num_classes, "rate": rate, "processes": processes, **found})
+                measured = measure(num_classes, processes, rate)
+                rows.append({"classes": num_classes, "rate": rate, "processes": processes, **measured})
                 print(rows[-1], flush=True)
     save("scale", machine("torch"), rows, text(rows))
 
@@ -90,8 +90,8 @@ def text(rows: list[dict[str, float]]) -> str:
         "sample rate",
         "processes",
         "steps/s",
-        "processor time a step, each",
-        "peak memory, each",
+        "CPU time per step, per process",
+        "peak memory per process",
         "state and tiles, estimated",
     ]
     body = [

@@ -1,7 +1,7 @@
-"""Search in a store: latency of one query at a time, and recall@10 against the exact neighbours; faiss beside it.
+"""Latency and recall@10 of searching a store one query at a time, with faiss for comparison.
 
-Queries are new vectors of the stored classes, asked one at a time. The variants take turns, in an order drawn anew for
-each query, so that a busy spell of the machine meets all of them. Writes results/search.json and results/search.md.
+Queries are unseen vectors of the stored classes. The variants take turns, in an order shuffled for each query, so that
+other load on the machine affects all of them alike. Writes results/search.json and results/search.md.
 
     python benchmarks/search.py [--items 100000] [--milvus-items 10000] [--queries 200]
 """
@@ -25,18 +25,18 @@ from softtriple.search import Item, Store, nearest, open_store
 
 DIM = 64
 ITEMS_PER_CLASS = 100
-NOISE = 1.2  # how far items stray from their class: as in evaluate.py
+NOISE = 1.2  # around class centres, as in evaluate.py
 K = 10
-WRITTEN_AT_ONCE = 2000
+ITEMS_PER_WRITE = 2000
 
-# A variant: from a query to the ids of its neighbours, best first.
+# Maps a query to the ids of its neighbours, best first.
 Variant = Callable[[np.ndarray], list[str]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000)
-    parser.add_argument("--milvus-items", type=int, default=10_000, help="for Milvus Lite; 0 leaves it out")
+    parser.add_argument("--milvus-items", type=int, default=10_000, help="items for Milvus Lite; 0 skips it")
     parser.add_argument("--queries", type=int, default=200)
     options = parser.parse_args()
     rows = []
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def compare(count: int, num_queries: int, places: dict[str, str]) -> list[dict[str, Any]]:
-    """Every store with and without its index, and faiss, on the same items and queries."""
+    """Compare every store with and without its index, and faiss, on the same items and queries."""
     vectors, labels = sample(count + num_queries, DIM, count // ITEMS_PER_CLASS, NOISE)
     order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(1))
     stored, asked = order[num_queries:], order[:num_queries]
@@ -75,7 +75,7 @@ def compare(count: int, num_queries: int, places: dict[str, str]) -> list[dict[s
         variants[f"{name}, index"] = partial(ids_of, store, exact=False)
         variants[f"{name}, exact"] = partial(ids_of, store, exact=True)
 
-    taken, found = ask(variants, queries)
+    seconds, answers = ask(variants, queries)
     exact = nearest(torch.from_numpy(queries), torch.from_numpy(gallery), K).rows.tolist()
     truth = [[paths[row] for row in rows] for rows in exact]
     for store in stores:
@@ -84,9 +84,9 @@ def compare(count: int, num_queries: int, places: dict[str, str]) -> list[dict[s
         {
             "items": count,
             "variant": name,
-            "p50_ms": float(np.percentile(taken[name], 50)) * 1e3,
-            "p95_ms": float(np.percentile(taken[name], 95)) * 1e3,
-            "recall_at_10": recall(found[name], truth),
+            "p50_ms": float(np.percentile(seconds[name], 50)) * 1e3,
+            "p95_ms": float(np.percentile(seconds[name], 95)) * 1e3,
+            "recall_at_10": recall(answers[name], truth),
             **made.get(name, {}),
         }
         for name in variants
@@ -98,29 +98,29 @@ def ask(variants: dict[str, Variant], queries: np.ndarray) -> tuple[dict[str, li
     for variant in variants.values():
         for query in queries[:5]:
             variant(query)
-    taken: dict[str, list[float]] = {name: [] for name in variants}
-    found: dict[str, list[list[str]]] = {name: [] for name in variants}
+    seconds: dict[str, list[float]] = {name: [] for name in variants}
+    answers: dict[str, list[list[str]]] = {name: [] for name in variants}
     order, draw = list(variants), random.Random(0)
     for query in queries:
         draw.shuffle(order)
         for name in order:
             start = time.perf_counter()
-            found[name].append(variants[name](query))
-            taken[name].append(time.perf_counter() - start)
-    return taken, found
+            answers[name].append(variants[name](query))
+            seconds[name].append(time.perf_counter() - start)
+    return seconds, answers
 
 
 def fill(store: Store, items: list[Item], vectors: np.ndarray) -> None:
-    for start in range(0, len(items), WRITTEN_AT_ONCE):
-        store.put(items[start : start + WRITTEN_AT_ONCE], vectors[start : start + WRITTEN_AT_ONCE])
+    for start in range(0, len(items), ITEMS_PER_WRITE):
+        store.put(items[start : start + ITEMS_PER_WRITE], vectors[start : start + ITEMS_PER_WRITE])
 
 
 def ids_of(store: Store, query: np.ndarray, *, exact: bool) -> list[str]:
     return [hit.item.id for hit in store.search(query[None], K, exact=exact)[0]]
 
 
-def recall(found: list[list[str]], truth: list[list[str]]) -> float:
-    return float(np.mean([len(set(some) & set(all_)) / K for some, all_ in zip(found, truth, strict=True)]))
+def recall(answers: list[list[str]], truth: list[list[str]]) -> float:
+    return float(np.mean([len(set(answer) & set(exact)) / K for answer, exact in zip(answers, truth, strict=True)]))
 
 
 def timed(function: Callable[..., object], *arguments: object) -> float:
@@ -135,7 +135,7 @@ def text(rows: list[dict[str, Any]]) -> str:
         numbers = [f"{row['p50_ms']:.1f}", f"{row['p95_ms']:.1f}", f"{row['recall_at_10']:.4f}"]
         made = [f"{row[name]:.1f}" if name in row else "" for name in ("write_seconds", "index_seconds")]
         cells.append([f"{row['items']} × {DIM}", row["variant"], *numbers, *made])
-    header = ["vectors", "variant", "p50 ms", "p95 ms", "recall@10", "writing, s", "index, s"]
+    header = ["vectors", "variant", "p50 ms", "p95 ms", "recall@10", "write, s", "index, s"]
     return table(header, cells)
 
 

@@ -1,8 +1,8 @@
-"""The command line in forked children, so that hundreds of runs cost one import of torch; and faults for them.
+"""Run the command line in forked children, so that hundreds of runs import torch once, and inject faults into them.
 
-A child counts what it asks of the file system inside some folders, each request an event with a number. A ``Fault``
-says at which event what happens: the process is killed there, or half-way through a write, or as by a loss of power,
-where whatever was not yet synchronised is gone; or it is stopped; or from there on the disk is full.
+A child counts its file-system calls inside the watched folders; each call is a numbered event. A ``Fault`` says what
+happens at an event: the process is killed before it, or halfway through a write, or as by a power loss, which loses
+everything not yet synchronised; or the process is stopped; or the disk is full from there on.
 """
 
 import builtins
@@ -22,8 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 MODULES = (
     "softtriple.cli",
-    "softtriple.report.pictures",
-    "softtriple.training.inference",
+    "softtriple.report",
+    "softtriple.training",
     "faiss",
     "matplotlib.backends.backend_svg",
     "matplotlib.figure",
@@ -38,14 +38,14 @@ MODULES = (
 
 
 class Fault(NamedTuple):
-    """What happens at event number ``event``."""
+    """A fault of kind ``kind`` at event number ``event``."""
 
     event: int
     kind: Literal["kill", "torn", "power", "full", "stop"]
 
 
 class Ending(NamedTuple):
-    """How a child ended: its exit status or the signal that killed it, what it wrote, and its last event."""
+    """How a child ended: exit status or signal, its output, the number of its last event, and its duration."""
 
     status: int | None
     signal: int | None
@@ -55,7 +55,7 @@ class Ending(NamedTuple):
 
 
 def warm_up() -> None:
-    """Import what the children need; no threads may run here, or a fork could inherit a lock that nobody holds."""
+    """Import what the children need. No threads may run here: a fork could inherit a lock that is never released."""
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in MODULES:
         importlib.import_module(name)
@@ -65,7 +65,7 @@ def warm_up() -> None:
 
 
 def softtriple(*arguments: object, cache: Path, watched: Sequence[Path] = (), **how: Any) -> Ending:
-    """``softtriple ARGUMENTS`` in a child, with the cache in ``cache``; ``how`` as for ``run``."""
+    """Run ``softtriple ARGUMENTS`` in a child with the cache directory ``cache``; ``how`` as for ``run``."""
 
     def verb() -> None:
         os.environ["SOFTTRIPLE_CACHE"] = str(cache)
@@ -87,9 +87,9 @@ def run(
     limit: float = 120.0,
     meanwhile: Callable[[], None] | None = None,
 ) -> Ending:
-    """Call ``function`` in a forked child; a child that takes more than ``limit`` seconds is an error here.
+    """Call ``function`` in a forked child; TimeoutError if it takes longer than ``limit`` seconds.
 
-    ``trace`` gets a line for each event. ``meanwhile`` is called while a child is stopped, which is then killed.
+    ``trace`` gets one line per event. ``meanwhile`` is called while the child is stopped; the child is then killed.
     """
     shared = mmap.mmap(-1, 8)
     err_read, err_write = os.pipe()
@@ -122,7 +122,7 @@ def run(
         elif elapsed > limit and not stopped:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            raise TimeoutError(f"a child hangs: {texts[err_read].decode(errors='replace')[-500:]}")
+            raise TimeoutError(f"the child hangs: {texts[err_read].decode(errors='replace')[-500:]}")
         time.sleep(0.002)
     _drain(texts)
     for descriptor in texts:
@@ -136,10 +136,10 @@ def run(
 
 
 def refused(ending: Ending, pattern: str) -> bool:
-    """Whether a child ended as a user's error must: status 1, a last line that says so, and no traceback."""
+    """Whether a child ended with a user error: status 1, a last line matching ``pattern``, and no traceback."""
     lines = ending.err.strip().splitlines()
-    said = bool(lines) and lines[-1].startswith("softtriple: ") and re.search(pattern, lines[-1]) is not None
-    return ending.status == 1 and said and "Traceback" not in ending.err
+    matches = bool(lines) and lines[-1].startswith("softtriple: ") and re.search(pattern, lines[-1]) is not None
+    return ending.status == 1 and matches and "Traceback" not in ending.err
 
 
 def _drain(texts: dict[int, bytes]) -> None:
@@ -159,7 +159,7 @@ def _child(
     err: int,
     trace: int,
 ) -> None:
-    """Never returns: a forked child must not run what its parent would do next."""
+    """Run ``function`` and exit. Never returns: a forked child must not continue with its parent's code."""
     status = 1
     try:
         os.dup2(err, 1)
@@ -179,7 +179,7 @@ def _child(
 
 
 class _Watch:
-    """Counts what is asked of the file system inside ``folders``, and lets the fault happen."""
+    """Counts file-system calls inside ``folders`` and triggers the fault."""
 
     def __init__(self, folders: list[Path], fault: Fault | None, shared: mmap.mmap, trace: int) -> None:
         self.folders, self.fault, self.shared, self.trace = folders, fault, shared, trace
@@ -199,8 +199,8 @@ class _Watch:
     def inside(self, path: object) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):
             return False
-        found = Path(os.fsdecode(path)).absolute()
-        return any(folder == found or folder in found.parents for folder in self.folders)
+        absolute = Path(os.fsdecode(path)).absolute()
+        return any(folder == absolute or folder in absolute.parents for folder in self.folders)
 
     def event(self, kind: str, path: object, half: Callable[[], object] | None = None) -> None:
         self.events += 1
@@ -217,7 +217,7 @@ class _Watch:
                         half()
                 case "power":
                     for name in self.unsynced:
-                        if os.path.exists(name):  # noqa: PTH110 - nothing here may itself be watched
+                        if os.path.exists(name):  # noqa: PTH110 - pathlib would be watched too
                             os.truncate(name, 0)
             if self.fault.kind not in ("full", "stop"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -246,7 +246,7 @@ class _Watch:
 
     def _fsync(self, call: Callable[[int], None]) -> Callable[[int], None]:
         def fsync(descriptor: int) -> None:
-            path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - a plain string, as open was given
+            path = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - a plain string, as passed to open
             if self.inside(path):
                 self.event("fsync", path)
                 self.unsynced.discard(path)
@@ -290,7 +290,7 @@ _PLAIN_OPEN = open
 
 
 def _short(path: object) -> str:
-    """What kind of file it is, the same in every run."""
+    """The file name without its random and numeric parts, so that it is the same in every run."""
     name = Path(os.fsdecode(path)).name if isinstance(path, str | bytes | os.PathLike) else str(path)
     if name.startswith(".softtriple-partial-"):
         return ".partial" + Path(name).suffix

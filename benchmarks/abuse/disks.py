@@ -1,4 +1,4 @@
-"""Fill the disk under every verb that writes: one sentence, exit status 1, and afterwards the same result as ever."""
+"""Full disks under every verb that writes: a one-line error with exit status 1, and the same result after resuming."""
 
 import ctypes
 import os
@@ -14,19 +14,19 @@ from benchmarks.abuse.runs import Scenario, result, scenarios
 
 WRITING = ("open", "write", "fsync", "mkdir")
 FULL = "No space left on device|os error 28"
-ROOM = 64_000
+ENOUGH = 64_000
 CLONE_NEWNS, CLONE_NEWUSER, MS_REMOUNT = 0x00020000, 0x10000000, 32
 
 
 def injected(folder: Path, *, times: int) -> dict[str, Any]:
-    """Let the disk be full from a drawn event on, then resume with room."""
+    """Report a full disk from a random event on, then resume with free space."""
     failures, trials = [], 0
     generator = np.random.default_rng(1)
     for scenario in scenarios(folder):
         trace: list[str] = []
         scenario.forget("whole")
         assert scenario.train("whole", trace=trace).status == 0
-        wanted = scenario.result("whole")
+        expected = scenario.result("whole")
         writes = [event for event, what in enumerate(trace, 1) if what.split()[0] in WRITING]
         for event in generator.permutation(writes)[: times // 2].tolist():
             scenario.forget("full")
@@ -34,12 +34,12 @@ def injected(folder: Path, *, times: int) -> dict[str, Any]:
             trials += 1
             if not refused(ending, FULL):
                 failures.append(f"{scenario.name}, full at {trace[event - 1]}: {ending.status} {ending.err[-500:]}")
-            failures += _after(scenario, "full", wanted, trace[event - 1])
-    return {"trials": {"disk full from a drawn write on, injected": trials}, "failures": failures}
+            failures += _after(scenario, "full", expected, trace[event - 1])
+    return {"trials": {"injected: disk full from a random write on": trials}, "failures": failures}
 
 
 def real(folder: Path, *, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Train and embed on file systems of ``sizes`` kilobytes, in a name space of their own; then give them room."""
+    """Train and embed on file systems of ``sizes`` kilobytes, each in its own namespace; then enlarge them."""
     failures: list[str] = []
     trials = 0
     for scenario in scenarios(folder):
@@ -51,14 +51,14 @@ def real(folder: Path, *, sizes: tuple[int, ...]) -> dict[str, Any]:
             ending = run(lambda s=scenario, k=size, o=outcome: _on_small_disk(s, k, o))
             if ending.status != 0 or not outcome.exists():
                 return {"trials": {}, "failures": [], "not possible here": ending.err.strip().splitlines()[-1:]}
-            told = outcome.read_text().splitlines()
-            trials += int(told[0])
-            failures += told[1:]
-    return {"trials": {"file systems that were full": trials}, "failures": failures}
+            count, *messages = outcome.read_text().splitlines()
+            trials += int(count)
+            failures += messages
+    return {"trials": {"full file systems": trials}, "failures": failures}
 
 
 def ranks(folder: Path, *, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Train by two ranks on file systems of ``sizes`` kilobytes, too small for the centres; then give them room."""
+    """Train with two ranks on file systems of ``sizes`` kilobytes, too small for the centres; then enlarge them."""
     scenario = scenarios(folder)[0]
     wide = scenario._replace(settings=(*scenario.settings, "model.dim=4096", "train.epochs=1"))
     failures: list[str] = []
@@ -69,7 +69,7 @@ def ranks(folder: Path, *, sizes: tuple[int, ...]) -> dict[str, Any]:
         if ending.status != 0 or not outcome.exists():
             return {"trials": {}, "failures": [], "not possible here": ending.err.strip().splitlines()[-1:]}
         failures += outcome.read_text().splitlines()
-    return {"trials": {"file systems that were full under two ranks": len(sizes)}, "failures": failures}
+    return {"trials": {"full file systems under two ranks": len(sizes)}, "failures": failures}
 
 
 def _ranks_on_small_disk(scenario: Scenario, kilobytes: int, outcome: Path) -> None:
@@ -83,7 +83,7 @@ def _ranks_on_small_disk(scenario: Scenario, kilobytes: int, outcome: Path) -> N
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 1 or not re.search(rf"^softtriple: .*({FULL})", done.stderr, re.MULTILINE):
         failures.append(f"two ranks, {kilobytes} KB: {done.returncode} {done.stderr[-2000:]!r}")
-    _mount(place, ROOM, MS_REMOUNT)
+    _mount(place, ENOUGH, MS_REMOUNT)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         failures.append(f"two ranks, {kilobytes} KB: does not resume: {done.stderr[-2000:]!r}")
@@ -95,45 +95,45 @@ def _on_small_disk(scenario: Scenario, kilobytes: int, outcome: Path) -> None:
     place.mkdir(exist_ok=True)
     _mount(place, kilobytes)
     small = scenario._replace(folder=place)
-    wanted, failures, trials = scenario.result("whole"), [], 0
+    expected, failures, trials = scenario.result("whole"), [], 0
     ending = small.train("run")
     if ending.status != 0:
         trials += 1
         if not refused(ending, FULL):
             failures.append(f"{scenario.name}, {kilobytes} KB: {ending.status} {ending.signal} {ending.err[-500:]}")
-    _mount(place, ROOM, MS_REMOUNT)
-    failures += _after(small, "run", wanted, f"{kilobytes} KB")
+    _mount(place, ENOUGH, MS_REMOUNT)
+    failures += _after(small, "run", expected, f"{kilobytes} KB")
     for kind in ("npz", "parquet"):
         out = place / f"embedded.{kind}"
         usage = os.statvfs(place)
         used = (usage.f_blocks - usage.f_bfree) * usage.f_frsize // 1024
-        for size in (used, ROOM):
+        for size in (used, ENOUGH):
             _mount(place, size, MS_REMOUNT)
             ending = softtriple("embed", place / "run", scenario.data, "--out", out, cache=place / "run-cache")
-            full = size < ROOM and refused(ending, FULL) and not out.exists()
-            if not full and not (size == ROOM and ending.status == 0 and out.exists()):
+            full = size < ENOUGH and refused(ending, FULL) and not out.exists()
+            if not full and not (size == ENOUGH and ending.status == 0 and out.exists()):
                 failures.append(f"embed to {out.name} with {size - used} KB: {ending.status} {ending.err[-500:]}")
-            trials += size < ROOM
+            trials += size < ENOUGH
     outcome.write_text("\n".join([str(trials), *failures]))
 
 
-def _after(scenario: Scenario, name: str, wanted: dict[str, str], what: str) -> list[str]:
+def _after(scenario: Scenario, name: str, expected: dict[str, str], what: str) -> list[str]:
     ending = scenario.train(name, "--resume")
     if ending.status != 0:
         return [f"{scenario.name}, disk full at {what}: does not resume: {ending.err[-500:]}"]
-    found = result(scenario.folder / name)
-    different = [key for key in wanted if found.get(key) != wanted[key]]
+    resumed = result(scenario.folder / name)
+    different = [key for key in expected if resumed.get(key) != expected[key]]
     return [f"{scenario.name}, disk full at {what}: differs in {', '.join(different)}"] if different else []
 
 
 def _mount(place: Path, kilobytes: int, flags: int = 0) -> None:
-    """A file system of so many kilobytes at ``place``, which only this process and its children see."""
+    """Mount a file system of ``kilobytes`` at ``place``, visible only to this process and its children."""
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.getuid(), os.getgid()
     if not flags:
         if libc.unshare(CLONE_NEWUSER | CLONE_NEWNS):
-            raise OSError(ctypes.get_errno(), "no name space for a small file system")
+            raise OSError(ctypes.get_errno(), "cannot create a mount namespace")
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             Path(f"/proc/self/{name}").write_text(line)
     if libc.mount(b"none", bytes(place), b"tmpfs", flags, f"size={kilobytes}k".encode()):
-        raise OSError(ctypes.get_errno(), "no small file system can be mounted")
+        raise OSError(ctypes.get_errno(), "cannot mount a small tmpfs")

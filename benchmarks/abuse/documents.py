@@ -1,6 +1,6 @@
-"""Mutated tables, vectors, configurations, encoders and checkpoints: one sentence that names the file, or work as ever.
+"""Mutated tables, vectors, configurations, encoders and checkpoints: read correctly, or a one-line error.
 
-Also files that would run a program if anything unpickled them: nothing does.
+Also files that would run code if anything unpickled them.
 """
 
 import contextlib
@@ -32,42 +32,42 @@ class Target(NamedTuple):
 
     file: Path
     command: list[str]
-    may_name: str  # what an error must name: the file, or what it belongs to
+    named: str  # what an error message must contain: the file, or its folder
 
 
 def mutated_documents(folder: Path, *, count: int) -> dict[str, Any]:
-    """``count`` mutants of each kind of file; half of those of texts stay well-formed and have wrong values."""
+    """``count`` mutants of each kind of file; where the format allows, half are well-formed with a wrong value."""
     shutil.rmtree(folder, ignore_errors=True)
     trials: dict[str, int] = {}
     outcomes = {"refused": 0, "read": 0}
     failures: list[str] = []
     peak = 0
     for target in _targets(folder):
-        told = folder / "told.json"
-        told.unlink(missing_ok=True)
-        ending = run(lambda t=target, o=told: _try_all(t, count, o), limit=600)
+        out = folder / "results.json"
+        out.unlink(missing_ok=True)
+        ending = run(lambda t=target, o=out: _try_all(t, count, o), limit=600)
         if ending.status != 0:
             failures.append(f"{target.file.name}: {ending.signal or ending.status} {ending.err[-700:]}")
             continue
-        found = json.loads(told.read_text())
-        trials[f"mutants of {target.file.name}"] = found["refused"] + found["read"] + len(found["failures"])
+        results = json.loads(out.read_text())
+        trials[f"mutants of {target.file.name}"] = results["refused"] + results["read"] + len(results["failures"])
         for name in outcomes:
-            outcomes[name] += found[name]
-        failures += found["failures"]
-        peak = max(peak, found["peak"])
+            outcomes[name] += results[name]
+        failures += results["failures"]
+        peak = max(peak, results["peak"])
     return {"trials": trials, **outcomes, "peak memory, MB": round(peak / 1e3), "failures": failures}
 
 
 def wrong_settings(folder: Path, *, share: float) -> dict[str, Any]:
-    """Every setting of a run given values that it cannot have, or that are absurd: ``share`` of all combinations."""
+    """Invalid and absurd values for every setting of a run; ``share`` of all combinations is tried."""
     shutil.rmtree(folder, ignore_errors=True)
-    both, told = scenarios(folder), folder / "told.json"
+    both, out = scenarios(folder), folder / "results.json"
     generator = np.random.default_rng(6)
 
     def try_all() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         os.environ["SOFTTRIPLE_CACHE"] = str(folder / "cache")
-        found: dict[str, Any] = {"refused": 0, "done": 0, "failures": []}
+        results: dict[str, Any] = {"refused": 0, "done": 0, "failures": []}
         values = ("true", "nan", "inf", *NUMBERS, "", "x", "[]", "[-1]", "{}", "[1e9]")
         for scenario, name, value in itertools.product(both, _settings(), values):
             if generator.random() > share or (name == "train.epochs" and value in (10**9, 2**62, 10**30)):
@@ -76,19 +76,23 @@ def wrong_settings(folder: Path, *, share: float) -> dict[str, Any]:
             settings = [*scenario.settings, "train.epochs=1", f"{name}={value}"]
             changes = [word for setting in settings for word in ("--set", setting)]
             status, err = _call(["train", str(scenario.data), "--out", "NEW", *changes])
-            said = err.strip().splitlines()[-1].startswith("softtriple: ")
-            if status == 0 or (status == 1 and said and "Traceback" not in err):
-                found["refused" if status else "done"] += 1
+            explained = err.strip().splitlines()[-1].startswith("softtriple: ")
+            if status == 0 or (status == 1 and explained and "Traceback" not in err):
+                results["refused" if status else "done"] += 1
             else:
-                found["failures"].append(f"{scenario.name}: {name}={value}: status {status}: {err[-600:]}")
-        told.write_text(json.dumps(found))
+                results["failures"].append(f"{scenario.name}: {name}={value}: status {status}: {err[-600:]}")
+        out.write_text(json.dumps(results))
 
     ending = run(try_all, limit=1200)
     if ending.status != 0:
         return {"trials": {}, "failures": [f"{ending.signal or ending.status} {ending.err[-700:]}"]}
-    found = json.loads(told.read_text())
-    failures = found.pop("failures")
-    return {"trials": {"settings with wrong or absurd values": sum(found.values())}, **found, "failures": failures}
+    results = json.loads(out.read_text())
+    failures = results.pop("failures")
+    return {
+        "trials": {"settings with invalid or absurd values": sum(results.values())},
+        **results,
+        "failures": failures,
+    }
 
 
 def _settings() -> list[str]:
@@ -99,11 +103,11 @@ def _settings() -> list[str]:
 
 
 def pickles(folder: Path) -> dict[str, Any]:
-    """Files that would leave a mark if they were unpickled, wherever a file is read."""
+    """Files that would create a marker file if unpickled, in every place that reads files."""
     shutil.rmtree(folder, ignore_errors=True)
     targets = {target.file.name: target for target in _targets(folder)}
-    mark = folder / "mark"
-    evil = pickle.dumps(_Evil(str(mark)))
+    marker = folder / "marker"
+    evil = pickle.dumps(_Evil(str(marker)))
     failures: list[str] = []
     array = io.BytesIO()
     np.lib.format.write_array_header_1_0(array, {"descr": "|O", "fortran_order": False, "shape": (1,)})
@@ -127,21 +131,21 @@ def pickles(folder: Path) -> dict[str, Any]:
         (folder / "weights.pth", evil, _from_weights(folder)),
     ]
     for file, content, command in cases:
-        told = folder / "told.json"
-        told.unlink(missing_ok=True)
-        with _instead(file, content):
-            ending = run(lambda c=command, o=told: o.write_text(json.dumps(_call(c))))
+        out = folder / "results.json"
+        out.unlink(missing_ok=True)
+        with _replaced(file, content):
+            ending = run(lambda c=command, o=out: o.write_text(json.dumps(_call(c))))
         if ending.status != 0:
             failures.append(f"{file.name}: {ending.err[-500:]}")
-        elif json.loads(told.read_text())[0] != 1:
-            failures.append(f"{file.name}: not refused: {told.read_text()}")
-        if mark.exists():
+        elif json.loads(out.read_text())[0] != 1:
+            failures.append(f"{file.name}: no error: {out.read_text()}")
+        if marker.exists():
             failures.append(f"{file.name}: was unpickled")
-            mark.unlink()
+            marker.unlink()
     pickle.loads(evil)
-    if not mark.exists():
-        failures.append("the file that would leave a mark would not")
-    return {"trials": {"files that would run a program": len(cases)}, "failures": failures}
+    if not marker.exists():
+        failures.append("unpickling does not create the marker, so this trial proves nothing")
+    return {"trials": {"files that would run code": len(cases)}, "failures": failures}
 
 
 class _Evil:
@@ -208,31 +212,31 @@ def _from_weights(folder: Path) -> list[str]:
     return ["train", str(folder / "table.csv"), "--out", "NEW", "--backbone", "bn-inception", "--set", weights]
 
 
-def _try_all(target: Target, count: int, told: Path) -> None:
-    """Mutate, read, judge; in a child, which a mutant may kill."""
+def _try_all(target: Target, count: int, out: Path) -> None:
+    """Mutate the file, run the verb and judge how it ended; in a child, which a mutant may kill."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     content = target.file.read_bytes()
-    found: dict[str, Any] = {"refused": 0, "read": 0, "failures": []}
+    results: dict[str, Any] = {"refused": 0, "read": 0, "failures": []}
     generator = np.random.default_rng(4)
     for number in range(count):
         changed = _wrong_value(target.file, content, generator) if number % 2 else None
         sys.stderr.write(f"{target.file.name} {number}\n")
-        with _instead(target.file, changed or mutant(content, generator)):
+        with _replaced(target.file, changed or mutant(content, generator)):
             status, err = _call(target.command)
         last = err.strip().splitlines()[-1] if err.strip() else ""
-        named = last.startswith("softtriple: ") and target.may_name in last
+        named = last.startswith("softtriple: ") and target.named in last
         if status == 0:
-            found["read"] += 1
+            results["read"] += 1
         elif status == 1 and named and "Traceback" not in err:
-            found["refused"] += 1
+            results["refused"] += 1
         else:
-            found["failures"].append(f"{target.file.name} {number}: status {status}: {err[-900:]}")
-    found["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    told.write_text(json.dumps(found))
+            results["failures"].append(f"{target.file.name} {number}: status {status}: {err[-900:]}")
+    results["peak"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    out.write_text(json.dumps(results))
 
 
 def _call(command: list[str]) -> tuple[int, str]:
-    """Exit status and standard error of a verb in this process; NEW stands for a folder that does not exist yet."""
+    """Run a verb in this process and return its exit status and standard error; NEW becomes a new folder."""
     from softtriple.cli import main
 
     new = Path(os.environ.get("TMPDIR", "/tmp")) / f"abuse-{os.getpid()}"
@@ -255,14 +259,14 @@ def _call(command: list[str]) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _instead(file: Path, content: bytes) -> Iterator[None]:
-    """``content`` in the place of ``file``, and what was beside it as it was, however the block changes that."""
-    kept = file.read_bytes()
+def _replaced(file: Path, content: bytes) -> Iterator[None]:
+    """Replace the content of ``file`` within the block."""
+    original = file.read_bytes()
     file.write_bytes(content)
     try:
         yield
     finally:
-        file.write_bytes(kept)
+        file.write_bytes(original)
 
 
 NUMBERS = (-1, 0, 1, 10**9, 2**62, 10**30, -0.5, 1e-300, 1e308)
@@ -270,7 +274,7 @@ VALUES: tuple[Any, ...] = (None, True, *NUMBERS, "", "x", "../..", "\x00", [], [
 
 
 def _wrong_value(file: Path, content: bytes, generator: np.random.Generator) -> bytes | None:
-    """A well-formed document with one value changed, where the format lets one do that."""
+    """A well-formed document with one value changed, or None if the format has no such form."""
     value = VALUES[int(generator.integers(len(VALUES)))]
     match file.suffix:
         case ".json":

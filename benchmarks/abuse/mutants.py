@@ -1,4 +1,4 @@
-"""Files as chance and malice leave them: seeded mutations of any bytes, and pictures to begin from."""
+"""Damaged and malicious files: seeded mutations of any bytes, images to mutate, and decompression bombs."""
 
 import functools
 import struct
@@ -12,7 +12,7 @@ HEADER = 64
 
 
 def mutant(content: bytes, generator: np.random.Generator) -> bytes:
-    """``content`` with bits flipped, cut short, its header changed, a part repeated or lost, or noise added."""
+    """``content`` with bits flipped, truncated, a changed header, a part repeated or missing, or noise appended."""
     data = bytearray(content)
     match int(generator.integers(7)):
         case 0:  # single bits
@@ -20,10 +20,10 @@ def mutant(content: bytes, generator: np.random.Generator) -> bytes:
                 data[place] ^= 1 << int(generator.integers(8))
         case 1:
             del data[int(generator.integers(len(data))) :]
-        case 2:  # in the header, where sizes and types are
+        case 2:  # the header, which holds sizes and types
             for place in generator.integers(min(HEADER, len(data)), size=int(generator.integers(1, 5))):
                 data[place] = int(generator.integers(256))
-        case 3:  # numbers that decoders multiply and allocate by
+        case 3:  # integers that decoders use as sizes
             place = int(generator.integers(max(1, len(data) - 4)))
             data[place : place + 4] = struct.pack(">I", int(generator.choice([0, 1, 0x7FFFFFFF, 0xFFFFFFFF])))
         case 4:
@@ -39,7 +39,7 @@ def mutant(content: bytes, generator: np.random.Generator) -> bytes:
 
 @functools.cache
 def pictures() -> dict[str, bytes]:
-    """A small photograph-like picture in each of the formats, plain and unusual, by suffix."""
+    """A small photo-like image in common and unusual variants of each format, by suffix."""
     generator = np.random.default_rng(5)
     pixels = np.cumsum(generator.normal(0, 6, (48, 56, 3)), axis=1)
     image = Image.fromarray(np.clip(pixels + 128, 0, 255).astype(np.uint8))
@@ -59,7 +59,7 @@ def pictures() -> dict[str, bytes]:
 
 @functools.cache
 def bombs() -> dict[str, bytes]:
-    """Small files that ask for gigabytes, by name."""
+    """Small files that would decode to gigabytes, by name."""
     jpeg = bytearray(pictures()[".jpg"])
     frame = jpeg.index(b"\xff\xc0")
     jpeg[frame + 5 : frame + 9] = struct.pack(">HH", 65_500, 65_500)
@@ -88,7 +88,7 @@ def _exif() -> Image.Exif:
 
 
 def _png(width: int, height: int, rows: int | None = None) -> bytes:
-    """A black picture of one bit a pixel, of which only ``rows`` rows are there."""
+    """A black PNG with one bit per pixel, of which only ``rows`` rows are present."""
     line = bytes(1 + (width + 7) // 8) if rows is None else bytes(64)
     packer, packed = zlib.compressobj(9), []
     for _ in range(height if rows is None else rows):

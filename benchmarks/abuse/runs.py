@@ -1,4 +1,4 @@
-"""Training runs to abuse: tiny, quick, with all that is ever written to disk; and when two of them are the same."""
+"""Tiny training runs that write every kind of file, and a comparison of their results."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from PIL import Image
 
 
 class Scenario(NamedTuple):
-    """Data and settings of a run, in a folder of its own with a cache of its own."""
+    """Data and settings of a run, with its own folder and cache."""
 
     name: str
     folder: Path
@@ -33,13 +33,13 @@ class Scenario(NamedTuple):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
 
     def result(self, run: str) -> dict[str, str]:
-        """What a finished run comes to, without how long it took: equal results are equal to the last bit."""
+        """Digests of what a finished run wrote, without times: equal results are equal to the last bit."""
         return result(self.folder / run)
 
 
 def scenarios(folder: Path) -> list[Scenario]:
-    """Vectors under SoftTriple, a checkpoint after each step; and pictures under a loss that looks ahead at each epoch,
-    through the cache of resized images and the kept outputs of a frozen trunk.
+    """Two runs: vectors with SoftTriple and a checkpoint after every step; images with HTL, the image cache and the
+    cached features of frozen layers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
@@ -75,21 +75,21 @@ def scenarios(folder: Path) -> list[Scenario]:
 
 
 def result(run: Path) -> dict[str, str]:
-    """What the run directory ``run`` holds, without times and without what names the directory."""
-    found = {}
+    """Digests of the files in the run directory ``run``, without times and the name of the directory."""
+    digests = {}
     for name in ("encoder/encoder.json", "encoder/model.safetensors", "centers.safetensors", "config.toml"):
         if (run / name).exists():
-            found[name] = hashlib.sha256((run / name).read_bytes()).hexdigest()
+            digests[name] = hashlib.sha256((run / name).read_bytes()).hexdigest()
     report = json.loads((run / "report.json").read_text())
-    found["report.json"] = json.dumps({**report, "seconds": None}, sort_keys=True)
+    digests["report.json"] = json.dumps({**report, "seconds": None}, sort_keys=True)
     entries = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    found["log.jsonl"] = json.dumps([{**entry, "items_per_second": None} for entry in entries], sort_keys=True)
+    digests["log.jsonl"] = json.dumps([{**entry, "items_per_second": None} for entry in entries], sort_keys=True)
     newest = max((run / "checkpoints").glob("epoch-*.pt"))
-    # Not the bytes of the file: pickle writes equal texts differently if they are one object or two.
-    found[newest.name] = _digest(torch.load(newest, weights_only=True))
-    found["left over"] = str(sorted(path.name for path in run.rglob(".softtriple-partial-*")))
+    # Not the bytes of the file: pickle stores equal strings differently if they are the same object.
+    digests[newest.name] = _digest(torch.load(newest, weights_only=True))
+    digests["left over"] = str(sorted(path.name for path in run.rglob(".softtriple-partial-*")))
     assert "<html" in (run / "report.html").read_text()
-    return found
+    return digests
 
 
 def _digest(state: object) -> str:

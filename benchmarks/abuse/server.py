@@ -1,4 +1,4 @@
-"""64 clients at once against the gallery, good and bad: nothing but 2xx and 4xx, memory flat, and how long it takes."""
+"""64 concurrent clients, valid and malicious, against the gallery: status codes, memory growth and latency."""
 
 import asyncio
 import os
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from benchmarks.abuse.images import CLASSES, SMALL
 from benchmarks.abuse.mutants import bombs, mutant, pictures
 
-WAIT = 45.0  # longer than any limit of the server; an answer or the end of the connection must come before
+WAIT = 45.0  # longer than every timeout of the server: by then it must have answered or closed the connection
 
 
 class Kind(NamedTuple):
-    """A kind of request: what is sent, in parts with a pause before each, and whether it must succeed."""
+    """A kind of request: the parts to send, the pause before each, and whether it must succeed."""
 
     name: str
     parts: Callable[[random.Random], list[bytes]]
@@ -30,7 +30,7 @@ class Kind(NamedTuple):
 
 
 def clients(folder: Path, *, seconds: float, count: int = 64) -> dict[str, Any]:
-    """``count`` clients for ``seconds``, each drawing one kind of request after another."""
+    """Run ``count`` clients for ``seconds``; each sends one random kind of request after another."""
     run, store = _prepare(folder)
     port = _free_port()
     environment = {**os.environ, "SOFTTRIPLE_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
@@ -39,7 +39,7 @@ def clients(folder: Path, *, seconds: float, count: int = 64) -> dict[str, Any]:
     server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
     try:
         _until_ready(port, server)
-        asyncio.run(_storm(port, seconds=min(5.0, seconds), count=count))  # so that what is loaded once is there
+        asyncio.run(_storm(port, seconds=min(5.0, seconds), count=count))  # warm-up: what is loaded once is loaded now
         before = _resident(server.pid)
         answers, times = asyncio.run(_storm(port, seconds=seconds, count=count))
         growth = _resident(server.pid) - before
@@ -48,28 +48,28 @@ def clients(folder: Path, *, seconds: float, count: int = 64) -> dict[str, Any]:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=30)
         log.seek(0)
-        said = log.read()
+        output = log.read()
         log.close()
     failures = [f"{name}: answered {status}" for name, status in answers if status not in _allowed(name)]
     failures += [] if alive else ["the server died"]
-    failures += ["the server's log holds a traceback: " + said[-1500:]] if "Traceback" in said else []
-    failures += [f"{growth:.0f} MB more than before"] if growth > 60 else []
+    failures += ["traceback in the server's log: " + output[-1500:]] if "Traceback" in output else []
+    failures += [f"memory grew by {growth:.0f} MB"] if growth > 60 else []
     closed = Counter(name for name, status in answers.elements() if status == "closed")
     statuses = Counter(str(status) for _, status in answers.elements())
     return {
         "trials": {"requests": sum(answers.values())},
         "statuses": dict(sorted(statuses.items())),
-        "closed without an answer": dict(closed),
-        "good requests": len(times),
+        "closed without a response": dict(closed),
+        "valid requests": len(times),
         "median, ms": round(1000 * statistics.median(times)),
         "p99, ms": round(1000 * statistics.quantiles(times, n=100)[98]),
-        "memory after less before, MB": round(growth, 1),
+        "memory growth, MB": round(growth, 1),
         "failures": failures[:20],
     }
 
 
 def _allowed(name: str) -> set[int | str]:
-    """Statuses that are right for a kind of request; "closed" is the end of the connection without an answer."""
+    """Allowed statuses for a kind of request; "closed" means the connection ended without a response."""
     if name in (kind.name for kind in KINDS if kind.good):
         return {200, 429}
     return {*range(200, 300), *range(400, 500), "closed"}
@@ -115,7 +115,7 @@ KINDS = (
     Kind("traversal", lambda draw: [_request("GET", draw.choice(TRAVERSALS))]),
     Kind("oversized body", lambda draw: [_upload(bytes(11_000_000))]),
     Kind("declared length", lambda draw: [_declared(draw.choice(["9" * 16, "-1", "x", "1e3", ""]))]),
-    Kind("no HTTP", lambda draw: [draw.randbytes(draw.randrange(1, 400)) + b"\r\n\r\n"]),
+    Kind("not HTTP", lambda draw: [draw.randbytes(draw.randrange(1, 400)) + b"\r\n\r\n"]),
     Kind("long header", lambda draw: [_request("GET", "/", headers="Host: 127.0.0.1\r\nX: " + "a" * 200_000 + "\r\n")]),
     Kind("many headers", lambda draw: [_request("GET", "/", headers="Host: 127.0.0.1\r\n" + "X: a\r\n" * 20_000)]),
     Kind("another host", lambda draw: [_request("GET", "/api/classes", headers="Host: evil.example\r\n")]),
@@ -148,7 +148,7 @@ async def _storm(port: int, *, seconds: float, count: int) -> tuple[Counter[tupl
 
 
 async def _ask(port: int, kind: Kind, draw: random.Random) -> int | str:
-    """The status of the answer, "closed" if the connection ended without one, "hangs" if neither came."""
+    """The status of the response, "closed" if the connection ended without one, "hangs" if neither happened."""
     try:
         async with asyncio.timeout(WAIT):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -180,7 +180,7 @@ async def _send(writer: asyncio.StreamWriter, kind: Kind, draw: random.Random) -
 
 
 def _prepare(folder: Path) -> tuple[Path, Path]:
-    """A trained run and a store of its pictures."""
+    """Train a run and index its images."""
     data, run, store = folder / "data", folder / "run", folder / "store"
     for label in range(CLASSES):
         (data / str(label)).mkdir(parents=True)
@@ -204,11 +204,11 @@ def _free_port() -> int:
 def _until_ready(port: int, server: "subprocess.Popen[bytes]") -> None:
     for _ in range(600):
         if server.poll() is not None:
-            raise RuntimeError("the server ended before it began")
+            raise RuntimeError("the server exited while starting")
         if asyncio.run(_ask(port, KINDS[0], random.Random(0))) == 200:
             return
         time.sleep(0.1)
-    raise TimeoutError("the server does not begin")
+    raise TimeoutError("the server did not start")
 
 
 def _resident(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""The quick form of ``make abuse``: every trial a few times, none may fail."""
+"""The robustness trials of ``make abuse`` with a few repetitions each."""
 
 import json
 import os
@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
-    """All trials in a process of their own, which forks: that is safe only where no thread has ever run."""
+    """Run all trials in a separate process: they fork, which is safe only in a process that never started a thread."""
     command = [sys.executable, "-m", "benchmarks.abuse", "--quick", "--json"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    outcomes: dict[str, Any] = json.loads(done.stdout)
+    return outcomes
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def results() -> dict[str, Any]:
         "locks",
         "injected full disk",
         "real full disk",
-        "mutated pictures",
+        "mutated images",
         "hostile folder",
         "unreadable",
         "mutated documents",

@@ -1,4 +1,4 @@
-"""Losses and metrics on every shape, precision and magnitude that hypothesis finds: finite, or an error with a name."""
+"""Losses and metrics on arbitrary shapes, precisions and magnitudes: finite results, or an error that says why."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 @st.composite
 def rows(draw: st.DrawFn, count: st.SearchStrategy[int], dim: st.SearchStrategy[int]) -> Tensor:
-    """Vectors of any precision whose lengths lie anywhere between the smallest and the largest number it has."""
+    """Vectors of any precision, with lengths anywhere between its smallest and largest number."""
     dtype = draw(st.sampled_from(DTYPES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     values = torch.randn(draw(count), draw(dim), generator=generator, dtype=torch.float64)
@@ -34,7 +34,7 @@ def rows(draw: st.DrawFn, count: st.SearchStrategy[int], dim: st.SearchStrategy[
     vectors = (values * 10 ** (least + (most - least) * share)).clamp(info.min, info.max).to(dtype)
     for value in draw(st.lists(st.sampled_from([0.0, info.max, info.min, info.tiny, math.nan, math.inf]), max_size=2)):
         vectors[draw(st.integers(0, len(vectors) - 1))] = value
-    if draw(st.booleans(), label="equal rows"):  # where distances vanish and their roots have no slope
+    if draw(st.booleans(), label="equal rows"):  # where distances are zero and their roots have no derivative
         vectors[-1] = vectors[0]
     return vectors
 
@@ -44,11 +44,11 @@ def classes(draw: Callable[..., Any], count: int, num_classes: int) -> Tensor:
 
 
 def attempt(function: Callable[[], T]) -> T | None:
-    """What ``function`` returns; None where it refuses its arguments with a sentence."""
+    """The result of ``function``, or None if it raises a ValueError with an explanation."""
     try:
         return function()
-    except ValueError as refusal:
-        if len(str(refusal)) < 20:
+    except ValueError as error:
+        if len(str(error)) < 20:
             raise
         return None
 
@@ -65,10 +65,10 @@ def test_a_loss_and_its_gradient_are_finite_or_an_error_says_why(name: str, data
         return
     if isinstance(loss, HTLLoss):
         loss.start_epoch(torch.randn(3 * num_classes, dim), torch.arange(3 * num_classes) % num_classes)
-    # In the precision that losses compute in: the gradient of a tiny half-precision number is beyond half precision.
+    # Losses compute in float32 or wider; the gradient of a tiny half-precision number would overflow half precision.
     wide = embeddings.to(torch.promote_types(embeddings.dtype, torch.float32)).requires_grad_()
-    for given_as in (embeddings, wide):
-        value = attempt(lambda given_as=given_as: loss(given_as, labels))
+    for vectors in (embeddings, wide):
+        value = attempt(lambda vectors=vectors: loss(vectors, labels))
         assert value is None or value.isfinite(), f"{name} is {value}"
     if value is not None:
         value.backward()
@@ -93,16 +93,16 @@ def test_a_report_is_finite_or_an_error_says_why(data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_neighbours_and_clusters_of_unit_vectors_are_whole(data: st.DataObject) -> None:
+def test_neighbours_and_clusters_of_unit_vectors_are_complete(data: st.DataObject) -> None:
     drawn = data.draw(rows(st.integers(2, 12), st.integers(1, 5)))
     vectors = F.normalize(drawn.double().nan_to_num(), dim=1).float()  # some of them zeros
     labels = classes(data.draw, len(vectors), 4)
     k = data.draw(st.integers(1, len(vectors)))
 
-    found = nearest(vectors, vectors, k)
-    assert found.scores.isfinite().all()
-    assert (found.scores.diff(dim=1) <= 0).all()
-    assert all(len(set(row)) == k and set(row) <= set(range(len(vectors))) for row in found.rows.tolist())
+    neighbors = nearest(vectors, vectors, k)
+    assert neighbors.scores.isfinite().all()
+    assert (neighbors.scores.diff(dim=1) <= 0).all()
+    assert all(len(set(row)) == k and set(row) <= set(range(len(vectors))) for row in neighbors.rows.tolist())
 
     clusters = kmeans(vectors, k, seed=0)
     assert ((clusters.clusters >= 0) & (clusters.clusters < k)).all()
