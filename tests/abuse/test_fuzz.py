@@ -14,6 +14,7 @@ from torch import Tensor
 from softtriple.losses import LOSSES, HTLLoss, build_loss
 from softtriple.metrics import ami, first_hit_ranks, kmeans, nmi
 from softtriple.metrics.evaluate import Embeddings, evaluate
+from softtriple.papers.hdc import HDCLoss
 from softtriple.search import nearest
 
 T = TypeVar("T")
@@ -53,14 +54,14 @@ def attempt(function: Callable[[], T]) -> T | None:
         return None
 
 
-@pytest.mark.parametrize("name", sorted(LOSSES))
+@pytest.mark.parametrize("name", [*sorted(LOSSES), "hdc"])
 @given(data=st.data())
 def test_a_loss_and_its_gradient_are_finite_or_an_error_says_why(name: str, data: st.DataObject) -> None:
     num_classes, dim = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
     embeddings = data.draw(rows(st.integers(1, 9), st.just(dim)))
     labels = classes(data.draw, len(embeddings), num_classes)
     torch.manual_seed(0)
-    loss = attempt(lambda: build_loss(name, num_classes, dim))
+    loss = attempt(lambda: HDCLoss(num_classes, dim) if name == "hdc" else build_loss(name, num_classes, dim))
     if loss is None:
         return
     if isinstance(loss, HTLLoss):
