@@ -54,10 +54,11 @@ class ModelConfig:
     pooling: Literal["auto", "average", "average+max"] = "auto"  # auto: average+max for images with published weights
     layer_norm: Flag | Auto = "auto"  # before the head, without parameters; auto: as for pooling
     input_size: Positive | None = None  # pixels, for backbones that accept any size
+    eval_size: Positive | None = None  # pixels in evaluation, if they differ: train at 160, test at 224
     hidden: tuple[Positive, ...] = ()  # layer widths of mlp
     weights: str | None = None  # file or URL, for backbones whose weights are not installed
     freeze_batch_norm: Literal["auto", "off", "statistics", "statistics+affine"] = "auto"
-    trainable: str = "auto"  # "head", "last:N" or "all"
+    trainable: str = "auto"  # "head", "last:N", "all", or "lora" for transformers
     head_init: Literal["auto", "random", "pca", "whitened"] = (
         "auto"  # auto: whitened if there are features to start from
     )

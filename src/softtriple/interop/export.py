@@ -192,13 +192,14 @@ def _describe_input(encoder: Encoder) -> dict[str, Any]:
     if preprocess is None:
         return {"name": "features", "type": "float32", "shape": ["batch", encoder.example().shape[1]]}
     if isinstance(preprocess, Preprocess):
+        view = preprocess.eval_view
         return {
             "name": "images",
             "type": "uint8",
-            "shape": ["batch", preprocess.size, preprocess.size, 3],
-            "resize": preprocess.resize,
-            "meaning": f"RGB; resize the short side to {preprocess.resize} pixels (bilinear, antialiased, the long side"
-            f" rounded down), then crop the central {preprocess.size}×{preprocess.size} pixels",
+            "shape": ["batch", view.size, view.size, 3],
+            "resize": view.resize,
+            "meaning": f"RGB; resize the short side to {view.resize} pixels (bilinear, antialiased, the long side"
+            f" rounded down), then crop the central {view.size}×{view.size} pixels",
         }
     rows = preprocess([_TEXTS[0]])
     example = {"text": _TEXTS[0], "row": rows[0].tolist()}
@@ -231,7 +232,7 @@ def _items(encoder: Encoder, count: int) -> Num[Tensor, "batch ..."]:
     if encoder.takes == "text":
         return encoder.prepare(list(_TEXTS[:count]))
     if isinstance(encoder.preprocess, Preprocess):
-        size = encoder.preprocess.size
+        size = encoder.preprocess.eval_view.size
         return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator)
     return torch.randn(count, encoder.example().shape[1], generator=generator)
 

@@ -40,7 +40,7 @@ Rows = Integer[np.ndarray, " rows"]
 Inputs = Num[Tensor, "batch ..."]
 Progress = Callable[[int, int], None]
 
-VERSION = 1  # part of the cache key: raise it when cached features change
+VERSION = 2  # part of the cache key: raise it when cached features change
 EMBEDDING_BATCH = 64
 
 
@@ -120,7 +120,10 @@ class Feeds:
         preprocess = self._encoder.preprocess
         if not isinstance(preprocess, Preprocess):
             return Reading()
-        view = replace(preprocess.eval_view, augment=augment)
+        # Augmented views have the size of training, which the size of evaluation may differ from.
+        view = preprocess.eval_view
+        if augment != "none":
+            view = View(size=preprocess.size, resize=preprocess.resize, augment=augment)
         return Reading(view, 0 if augment == "none" else self._seed, self._image_cache(split, view))
 
     def _image_cache(self, split: Split, view: View) -> ImageCache | None:
@@ -139,7 +142,8 @@ class Feeds:
         return self._caches[paths]
 
     def _cached(self, split: Split, reading: Reading, views: int) -> Feed | None:
-        if not self.frozen or not self._cache_bytes or isinstance(split.items, Vectors):
+        uncached = not self.frozen or not self._cache_bytes or isinstance(split.items, Vectors)
+        if uncached or not self._encoder.backbone.cacheable:
             return None
         # Ranks must agree, and the free disk space changes while they look at it.
         needed, fits_budget = dist.from_main(
@@ -230,7 +234,8 @@ def cache_size(
     encoder: Encoder, split: Split, reading: Reading, frozen: int, views: int, budget: float
 ) -> tuple[int, bool]:
     """Bytes that `cached_feed` stores, and whether they fit ``budget`` and what is missing fits the free disk."""
-    one = _run_frozen(encoder, encoder.example(), frozen, reading)
+    ((example, _),) = item_feed(encoder, split, reading).batches([np.zeros(1, dtype=np.int64)], 0)
+    one = _run_frozen(encoder, example, frozen, reading)
     view = one.numel() * one.element_size() * len(split)
     if views * view > budget:
         return views * view, False

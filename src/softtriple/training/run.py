@@ -79,12 +79,17 @@ class Run:
         *,
         backbone: nn.Module | None = None,
         loss: nn.Module | None = None,
+        trust: bool = False,
         reporter: Reporter = QUIET,
     ) -> "Run":
-        """The run in the directory ``path``; ``backbone`` and ``loss`` are needed if it was trained with your own."""
+        """The run in the directory ``path``; ``backbone`` and ``loss`` are needed if it was trained with your own.
+
+        Nothing in the directory is executed, and no file outside it is opened. ``trust`` allows an encoder that does
+        not hold its own architecture to be built by the name it gives, from a folder or a hub.
+        """
         directory = RunDir(Path(path))
         config = directory.read_config()
-        encoder = Encoder.load(path, backbone=backbone)
+        encoder = Encoder.load(path, backbone=backbone, trust=trust)
         run = cls(config=config, encoder=encoder, log=directory.read_epochs(), directory=directory, reporter=reporter)
         if loss is not None:
             run._loss = _restore(as_loss(loss, len(encoder.class_names), encoder.dim), directory)

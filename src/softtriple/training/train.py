@@ -295,6 +295,7 @@ def _encoder_config(model: ModelConfig, dim: int | None, in_features: int | None
         pretrained=not model.backbone.startswith(CUSTOM),
         weights=model.weights,
         input_size=model.input_size,
+        eval_size=model.eval_size,
         hidden=model.hidden or None,
         in_features=in_features,
     )
