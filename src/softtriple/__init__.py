@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from softtriple.losses import SoftTripleLoss as SoftTripleLoss
     from softtriple.metrics import Embeddings as Embeddings
     from softtriple.metrics import Report as Report
-    from softtriple.metrics import evaluate as evaluate
+    from softtriple.metrics.evaluate import evaluate as evaluate
     from softtriple.models import Encoder as Encoder
     from softtriple.search import Neighbors as Neighbors
     from softtriple.search import nearest as nearest
     from softtriple.training import Run as Run
-    from softtriple.training import train as train
+    from softtriple.training.train import train as train
 
 __version__ = "0.1.0"
 

@@ -45,6 +45,11 @@ OnError = Annotated[
     typer.Option("--on-error", help="If a file cannot be read: stop (default), or skip it and say why."),
 ]
 
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Let the run load its encoder by name, from a folder or a hub, if it lacks its own."),
+]
+
 # What the machine refuses ends in one line too; torch raises RuntimeError for some of it.
 _REFUSALS = re.compile(
     "can't allocate memory|not enough memory|Storage size calculation overflowed|can't start new thread"

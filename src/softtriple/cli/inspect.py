@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from softtriple.cli.app import AsJson, Data, DataSettings, OnError, RunArgument, app, only_data_settings, print_report
+from softtriple.cli.app import (
+    AsJson,
+    Data,
+    DataSettings,
+    OnError,
+    RunArgument,
+    Trust,
+    app,
+    only_data_settings,
+    print_report,
+)
 
 
 @app.command(short_help="Measure a run, or vectors from anywhere.")
@@ -23,6 +33,7 @@ def evaluate(
         str | None, typer.Option("--recall-at", help="The k of Recall@k for a file.", metavar="1,2,4,8")
     ] = None,
     settings: DataSettings = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure retrieval and clustering of a run on its test classes, or of vectors from anywhere."""
@@ -42,7 +53,7 @@ def evaluate(
 
     with dist.joined():
         if is_run:
-            run = Run.load(source, reporter=Reporter(quiet=not dist.is_main()))
+            run = Run.load(source, trust=trust, reporter=Reporter(quiet=not dist.is_main()))
             report = run.evaluate(None if data is None else run.data_config(data, settings or []))
             baselines = run.baselines if data is None else None
         else:
@@ -58,6 +69,7 @@ def embed(
     out: Annotated[Path, typer.Option("--out", help="The .npz or .parquet file to write.", metavar="FILE")],
     on_error: OnError = None,
     settings: DataSettings = None,
+    trust: Trust = False,
 ) -> None:
     """Write the embedding, class and path of every item of DATA to FILE."""
     only_data_settings(settings)
@@ -67,7 +79,7 @@ def embed(
 
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
-        loaded = Run.load(run, reporter=reporter)
+        loaded = Run.load(run, trust=trust, reporter=reporter)
         count = loaded.write_embeddings(data, out, settings=settings or [], on_error=on_error)
         reporter.note(f"{count} embeddings in {out}")
 
@@ -78,13 +90,14 @@ def centers(
     out: Annotated[
         Path | None, typer.Option("--out", help="Also draw them to a .svg or .png file.", metavar="FILE")
     ] = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Show how many centres of each class are distinct after the regulariser has merged those not needed."""
     from softtriple.report import centers as counting
     from softtriple.training import Run
 
-    counts = counting.count_centers(Run.load(run))
+    counts = counting.count_centers(Run.load(run, trust=trust))
     if out is not None:
         counting.draw(counts, out)
     told = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}
@@ -99,13 +112,14 @@ def export(
         Literal["onnx", "torchscript", "torch-export"], typer.Option("--format", help="The format of the file.")
     ] = "onnx",
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the encoder of RUN as one file that needs no softtriple, after checking that its embeddings agree."""
     from softtriple.interop.export import export_encoder
     from softtriple.models import Encoder
 
-    made = export_encoder(Encoder.load(run), out, format, force=force)
+    made = export_encoder(Encoder.load(run, trust=trust), out, format, force=force)
     if as_json:
         print(json.dumps({**made._asdict(), "file": str(made.file)}))
     else:

@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from softtriple.cli.app import AsJson, Data, DataSettings, OnError, RunArgument, StoreOption, app, only_data_settings
+from softtriple.cli.app import (
+    AsJson,
+    Data,
+    DataSettings,
+    OnError,
+    RunArgument,
+    StoreOption,
+    Trust,
+    app,
+    only_data_settings,
+)
 
 
 @app.command(short_help="Put embeddings into a store.")
@@ -26,6 +36,7 @@ def index(
     check: Annotated[bool, typer.Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
     on_error: OnError = None,
     settings: DataSettings = None,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Embed the items of DATA with the encoder of RUN and put them into a vector store; stored items are updated."""
@@ -36,7 +47,7 @@ def index(
     from softtriple.training import Run
 
     reporter = Reporter()
-    loaded = Run.load(run, reporter=reporter)
+    loaded = Run.load(run, trust=trust, reporter=reporter)
     chosen: dict[str, Any] = {"part": part, "settings": settings or [], "on_error": on_error}
     if delete:
         told: dict[str, Any] = {"deleted": loaded.delete(data, store, **chosen)}
@@ -64,6 +75,7 @@ def search(
         list[str] | None, typer.Option("--class", help="Only items of this class; repeatable.", metavar="NAME")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Do not use the approximate index.")] = False,
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the items of a store that are most similar to each QUERY."""
@@ -71,7 +83,8 @@ def search(
     from softtriple.search import catalog
     from softtriple.training import Run
 
-    hits = Run.load(run, reporter=Reporter()).search(queries, store, k=k, classes=classes or [], exact=exact)
+    loaded = Run.load(run, trust=trust, reporter=Reporter())
+    hits = loaded.search(queries, store, k=k, classes=classes or [], exact=exact)
     tables = "\n\n".join(map(catalog.table, queries, hits))
     print(json.dumps(catalog.answers(queries, hits)) if as_json else tables)
 
@@ -89,6 +102,7 @@ def serve(
     allow_public: Annotated[
         bool, typer.Option("--allow-public", help="Listen on a public address without a token.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Show the run and its store in the browser: search by picture, a map, and which classes fail and why."""
     from softtriple.errors import UserError
@@ -99,4 +113,6 @@ def serve(
     except ModuleNotFoundError as error:
         raise UserError(f"the gallery needs {error.name}: pip install 'softtriple[serve]'") from error
 
-    serve_gallery(run, store, host=host, port=port, token=token, allow_public=allow_public, reporter=Reporter())
+    serve_gallery(
+        run, store, host=host, port=port, token=token, allow_public=allow_public, trust=trust, reporter=Reporter()
+    )

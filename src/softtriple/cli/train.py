@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -31,7 +31,7 @@ def train(
     chosen = _configuration(config, out, resume)
     if preset is not None:
         chosen = with_preset(chosen, preset)
-    given = {"data.on_error": on_error, "model.dim": dim, "train.epochs": epochs}
+    given: dict[str, Any] = {"data.on_error": on_error, "model.dim": dim, "train.epochs": epochs}
     given |= {"loss.name": loss, "model.backbone": backbone}
     chosen = with_values(chosen, {name: value for name, value in given.items() if value is not None}, "options")
     chosen = with_settings(chosen, settings or [])

@@ -27,12 +27,20 @@ MAX_CONNECTIONS = 1000
 
 
 def serve(
-    run: str | Path, store_uri: str, *, host: str, port: int, token: str | None, allow_public: bool, reporter: Reporter
+    run: str | Path,
+    store_uri: str,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    allow_public: bool,
+    trust: bool = False,
+    reporter: Reporter,
 ) -> None:
     """Show a run and its store in the browser until the server is stopped."""
     settings = settings_for(host, token, allow_public=allow_public)
     with listen(host, port) as listening:
-        loaded = Run.load(run, reporter=reporter)
+        loaded = Run.load(run, trust=trust, reporter=reporter)
         encoder = loaded.encoder
         with closing(open_store(store_uri, fingerprint=encoder.fingerprint(), dim=encoder.dim)) as store:
             app = create_app(encoder, store, loaded.centers(), settings)

@@ -72,6 +72,7 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
     model, seed = config.model, config.train.seed
     assert model.dim != "auto"
     assert model.freeze_batch_norm != "auto"
+    assert model.pooling != "auto"
     rows, held_out = divide(benchmark.train, config)
     labels, classes = contiguous_labels(benchmark.train.labels[rows])
     torch.manual_seed(seed)
@@ -80,7 +81,7 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
         backbone=model.backbone,
         dim=model.dim,
         pooling=model.pooling,
-        layer_norm=model.layer_norm,
+        layer_norm=bool(model.layer_norm),
         weights=model.weights,
         input_size=model.input_size,
         hidden=model.hidden or None,

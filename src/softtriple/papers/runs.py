@@ -167,7 +167,8 @@ def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -
     if model.trainable != "all":
         trained += f", on cached features of {training.views} views per item"
     seeds = "seed 0" if study.seeds == 1 else f"seeds 0 to {study.seeds - 1}"
-    rates = f"learning rate {training.lr:g}, of centres {training.center_lr:g}, {decay(training.milestones)}"
+    lowered = decay(training.schedule, training.milestones)
+    rates = f"learning rate {training.lr:g}, of centres {training.center_lr:g}, {lowered}"
     return (
         described,
         ("Backbone", model.backbone),
@@ -179,13 +180,15 @@ def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -
     )
 
 
-def decay(milestones: Sequence[int]) -> str:
+def decay(schedule: str, milestones: Sequence[int] | str) -> str:
     """When the learning rates are lowered, in words.
 
     Example:
-        >>> decay((20, 40)), decay(())
-        ('divided by 10 after epochs 20 and 40', 'constant')
+        >>> decay("step", (20, 40)), decay("step", ()), decay("cosine", ())
+        ('divided by 10 after epochs 20 and 40', 'constant', 'cosine schedule')
     """
+    if schedule == "cosine":
+        return "cosine schedule"
     if not milestones:
         return "constant"
     *others, last = map(str, milestones)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -175,7 +176,7 @@ def _backbone(benchmark: Benchmark, hidden: tuple[int, ...]) -> str:
             return "text"
 
 
-def _augment(benchmark: Benchmark) -> str:
+def _augment(benchmark: Benchmark) -> Literal["none", "crop", "affine"]:
     if benchmark.kind != "image":
         return "none"
     return "affine" if isinstance(benchmark.train.items, ImageArray) else "crop"

@@ -206,6 +206,7 @@ def fit(
 
 def row_batches(loss: Loss, labels: Labels, config: TrainConfig, epoch: int) -> Iterator[Rows]:
     """The rows of each batch of ``epoch``, as the loss asks for them."""
+    assert config.batch_size != "auto"
     if loss.per_class is None:
         return shuffled(len(labels), config.batch_size, config.seed, epoch)
     num_classes = int(labels.max()) + 1

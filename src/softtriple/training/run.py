@@ -25,13 +25,14 @@ from softtriple.data import (
     load_benchmark,
     write_vectors,
 )
+from softtriple.data.benchmark import OnError
 from softtriple.errors import UserError
 from softtriple.files import explained
 from softtriple.losses import Loss, as_loss, build_loss, has_option
 from softtriple.metrics import Embeddings, Report, evaluate
 from softtriple.models import Encoder
 from softtriple.models.features import Feeds, Rows, check_items, embed_share, embed_together
-from softtriple.models.weights import read_tensors
+from softtriple.models.weights import check_fit, read_shapes, read_tensors
 from softtriple.progress import Reporter
 from softtriple.search import Hit, Store, catalog, open_store
 from softtriple.search.store import IndexKind
@@ -128,7 +129,9 @@ class Run:
                     f"{self.directory.path} was trained with a loss of your own ({name.removeprefix(CUSTOM)}). "
                     "Pass it again: Run.load(path, loss=your_loss)"
                 )
-            self._loss = _restore(build_configured_loss(self.config, len(self.encoder.class_names)), self.directory)
+            with torch.device("meta"):  # takes no memory, whatever sizes the files claim
+                described = build_configured_loss(self.config, len(self.encoder.class_names))
+            self._loss = _restore(described, self.directory)
         return self._loss
 
     def benchmark(self) -> Benchmark:
@@ -166,7 +169,7 @@ class Run:
         return evaluate_benchmark(benchmark, embed, names, lambda: self.loss, seed=seed)
 
     def data_config(
-        self, data: str, settings: Sequence[str] = (), *, on_error: str | None = None, whole: bool = False
+        self, data: str, settings: Sequence[str] = (), *, on_error: OnError | None = None, whole: bool = False
     ) -> Config:
         """How to read ``data``: as the run read its own if it is the same source, with the run's columns if another.
 
@@ -187,7 +190,7 @@ class Run:
         return with_settings(Config(dataset=dataset, data=chosen), settings)
 
     def write_embeddings(
-        self, data: str, out: str | Path, *, settings: Sequence[str] = (), on_error: str | None = None
+        self, data: str, out: str | Path, *, settings: Sequence[str] = (), on_error: OnError | None = None
     ) -> int:
         """Write the embeddings of all items of ``data`` to a .npz or .parquet file; returns how many there are."""
         out = Path(out)
@@ -224,7 +227,7 @@ class Run:
         index: IndexKind = "auto",
         again: bool = False,
         settings: Sequence[str] = (),
-        on_error: str | None = None,
+        on_error: OnError | None = None,
     ) -> catalog.Indexed:
         """Embed the items of ``data`` and put them into the store at the URI ``store``, which is created if missing."""
         entries = self._entries(data, part, settings, on_error)
@@ -241,7 +244,7 @@ class Run:
         *,
         part: catalog.Part = "all",
         settings: Sequence[str] = (),
-        on_error: str | None = None,
+        on_error: OnError | None = None,
     ) -> int:
         """Remove the items of ``data`` from the store; returns how many were stored."""
         entries = self._entries(data, part, settings, on_error)
@@ -263,12 +266,13 @@ class Run:
 
     def centers(self) -> Tensor | None:
         """The learned centres (classes, k, dim), or None if the loss has none."""
-        parameters = dict(self.loss.named_parameters())
-        centers = parameters.get("centers")
-        return None if centers is None or centers.ndim != 3 else centers.detach().float()
+        if self._loss is None and self.config.loss.name.startswith(CUSTOM):
+            return None
+        centers = self.loss.centers
+        return None if centers is None else centers.detach().float()
 
     def _entries(
-        self, data: "str | Benchmark", part: catalog.Part, settings: Sequence[str], on_error: str | None
+        self, data: "str | Benchmark", part: catalog.Part, settings: Sequence[str], on_error: OnError | None
     ) -> list[catalog.Entries]:
         if isinstance(data, str):
             data = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
@@ -385,7 +389,12 @@ def build_configured_loss(config: Config, num_classes: int) -> Loss:
 def _restore(loss: Loss, directory: RunDir) -> Loss:
     """``loss`` with the parameters that training left in ``directory``."""
     file = directory.centers_file
-    state = read_tensors(file) if file.is_file() else {}
+    if not file.is_file():
+        if loss.state_dict():
+            raise UserError(f"{file} is missing, and with it what the loss of this run has learned")
+        return loss
+    check_fit(loss, read_shapes(file), str(file))
+    state = read_tensors(file)
     try:
         loss.load_state_dict(state, assign=True)
     except RuntimeError as error:

@@ -88,8 +88,12 @@ def _choose_start(config: Config, features: Tensor, labels: np.ndarray, reporter
         how = "chosen on held-out training classes"
     else:
         how = "not chosen on held-out classes"
-    values = [chosen if value == "auto" else value for value, chosen in zip(given, start, strict=True)]
-    start = Start(*values)
+    start = Start(
+        power=start.power if model.head_power == "auto" else model.head_power,
+        shrinkage=start.shrinkage if model.head_shrinkage == "auto" else model.head_shrinkage,
+        center=start.center if model.head_center == "auto" else model.head_center,
+        standardize=start.standardize if model.head_standardize == "auto" else model.head_standardize,
+    )
     reporter.note(f"head starts from {_told(start)}, {how}")
     model = replace(
         model,
