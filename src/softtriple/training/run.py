@@ -66,12 +66,15 @@ class Run:
         log: Sequence[dict[str, Any]] = (),
         loss: Loss | None = None,
         benchmark: Benchmark | None = None,
+        test_embeddings: Embeddings | None = None,
         directory: RunDir | None = None,
         reporter: Reporter = QUIET,
     ) -> None:
         self.config, self.encoder, self.validation, self.log = config, encoder, validation, tuple(log)
         self.directory, self._reporter = directory, reporter
         self._report, self._baselines, self._loss, self._benchmark = report, baselines, loss, benchmark
+        if test_embeddings is not None:
+            self.test_embeddings = test_embeddings  # else embedded when first asked for
 
     @classmethod
     def load(
@@ -161,12 +164,10 @@ class Run:
     def evaluate(self, data: "Benchmark | str | Config | None" = None) -> Report:
         """The report on the test classes of the run's data, or of other ``data``."""
         benchmark = self.benchmark() if data is None else as_benchmark(data, self._reporter)
-
-        def embed(split: Split) -> Embeddings:
-            return self.embed_split(split, benchmark.class_names)
-
+        test = self.embed_split(benchmark.test, benchmark.class_names)
+        gallery = None if benchmark.gallery is None else self.embed_split(benchmark.gallery, benchmark.class_names)
         names, seed = self.encoder.class_names, self.config.train.seed
-        return evaluate_benchmark(benchmark, embed, names, lambda: self.loss, seed=seed)
+        return evaluate_benchmark(benchmark, test, gallery, names, lambda: self.loss, seed=seed)
 
     def data_config(
         self, data: str, settings: Sequence[str] = (), *, on_error: OnError | None = None, whole: bool = False
@@ -343,17 +344,16 @@ def embed_split(
 
 def evaluate_benchmark(
     benchmark: Benchmark,
-    embed: Callable[[Split], Embeddings],
+    test: Embeddings,
+    gallery: Embeddings | None,
     trained: Sequence[str],
     get_loss: Callable[[], Loss],
     *,
     seed: int,
 ) -> Report:
-    """The report of the test items of ``benchmark``, searched among themselves or in its gallery."""
-    test = embed(benchmark.test)
-    gallery = None if benchmark.gallery is None else embed(benchmark.gallery)
+    """The report of the test items of ``benchmark`` by their embeddings, searched among themselves or in a gallery."""
     report = evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=seed)
-    return replace(report, accuracy=accuracy(test, trained, get_loss))
+    return replace(report, accuracy=accuracy(test, trained, get_loss), incomplete=benchmark.incomplete)
 
 
 def accuracy(embeddings: Embeddings, trained: Sequence[str], get_loss: Callable[[], Loss]) -> float | None:

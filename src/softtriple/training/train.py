@@ -236,7 +236,9 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     if directory is not None and dist.is_main():
         encoder.save(directory.encoder)
         _save_loss(loss, directory)
-    report = evaluate_benchmark(benchmark, embed, encoder.class_names, lambda: loss, seed=config.train.seed)
+    test = embed(benchmark.test)
+    gallery = None if benchmark.gallery is None else embed(benchmark.gallery)
+    report = evaluate_benchmark(benchmark, test, gallery, encoder.class_names, lambda: loss, seed=config.train.seed)
     validation = None
     if prepared.held_out is not None:
         validation = evaluate(embed(prepared.held_out), recall_at=benchmark.recall_at, seed=config.train.seed)
@@ -246,7 +248,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
                 write_whole(directory.path / name, written.to_json() + "\n")
     return Run(
         config=config, encoder=encoder, loss=loss, report=report, baselines=baseline, validation=validation, log=log,
-        benchmark=benchmark, directory=directory, reporter=reporter,
+        benchmark=benchmark, test_embeddings=test, directory=directory, reporter=reporter,
     )  # fmt: skip
 
 
