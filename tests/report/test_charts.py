@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
-from softtriple.report.charts import center_histogram, line_sample, loss_curves
+from softtriple.report.charts import center_histogram, line_sample, loss_curves, recall_curves
 
 
 def styles(svg):
@@ -17,7 +17,9 @@ def labels(svg):
     return [element.text for element in ElementTree.fromstring(svg).iter("text")]
 
 
-@pytest.mark.parametrize("svg", [loss_curves([[2.0, 1.0]]), center_histogram([1, 2, 2], 4, 0)])
+@pytest.mark.parametrize(
+    "svg", [loss_curves([[2.0, 1.0]]), recall_curves([[(1, 0.5)]]), center_histogram([1, 2, 2], 4, 0)]
+)
 def test_ink_follows_the_page(svg):
     assert "currentColor" in svg
     assert "#010203" not in svg
@@ -56,3 +58,9 @@ def test_settings_of_matplotlib_stay_as_they_were():
     center_histogram([1], 1, 0)
     # Reading the backend would choose one.
     assert all(matplotlib.rcParams[name] == value for name, value in before.items() if name != "backend")
+
+
+def test_recall_is_in_per_cent_at_the_epochs_where_it_was_measured():
+    shown = labels(recall_curves([[(10, 0.25), (20, 0.75)], []]))
+    assert {"epoch", "10", "20", "30", "70"} <= set(shown)
+    assert "1" not in shown

@@ -21,6 +21,8 @@ from softtriple.report.centers import count_centers
 from softtriple.report.page import Method, Page, render_page
 from softtriple.report.pictures import CenterGroup, ClassCenters, Neighbor, Query
 from softtriple.training import Run, train
+from softtriple.training import run as run_module
+from softtriple.training.baseline import verdict
 
 LOSSES = ("softtriple", "semi-hard")
 
@@ -105,6 +107,72 @@ def test_same_page_gives_the_same_text():
     assert render_page(PAGE) == render_page(PAGE)
 
 
+def with_shares(recall_at_1: float, map_at_r: float, **changes: object) -> Report:
+    """A report of two classes of four queries, equally hard."""
+    result = ClassResult(queries=4, recall_at_1=recall_at_1, map_at_r=map_at_r)
+    shares = {"recall": {1: recall_at_1}, "precision_at_1": recall_at_1, "map_at_r": map_at_r}
+    return replace(BARE, **shares, per_class={"a": result, "b": result}, **changes)
+
+
+def compared(trained: Report, **baselines: Report):
+    return page_of(replace(NOTHING, report=trained, baselines=baselines))
+
+
+def verdicts(tree):
+    return [text(sentence) for sentence in tree.findall(".//p[@class='verdict']")]
+
+
+def test_baselines_come_first_with_the_paired_difference_to_the_one_to_beat():
+    trained = with_shares(0.75, 0.5, accuracy=0.875, nmi=0.25)
+    tree = compared(trained, features=with_shares(0.5, 0.375, nmi=0.5), pca=with_shares(0.25, 0.125, nmi=0.125))
+    assert table_rows(tree) == [
+        ["", "features", "pca", "trained", "difference"],
+        ["Recall@1", "50.00", "25.00", "75.00", "+25.00 +25.00 to +25.00"],
+        ["MAP@R", "37.50", "12.50", "50.00", "+12.50 +12.50 to +12.50"],
+        ["R-precision", "25.00", "25.00", "25.00", "+0.00"],
+        ["NMI", "50.00", "12.50", "25.00", "−25.00"],
+    ]
+    assert headings(tree)[1] == "Retrieval and clustering"
+    assert "Accuracy" in [row[0] for row in table_rows(tree, 1)]
+    (sentence,) = verdicts(tree)
+    assert "25.0 points more at R@1 (95 % interval +25.0 to +25.0) than features" in sentence
+
+
+def test_training_that_did_not_help_is_said_first():
+    baseline, trained = with_shares(0.5, 0.375), with_shares(0.25, 0.375)
+    assert verdicts(compared(trained, features=baseline)) == [verdict(baseline, trained)]
+
+
+def test_a_saturated_baseline_is_beaten_in_map_at_r():
+    (sentence,) = verdicts(compared(with_shares(0.984375, 0.75), features=with_shares(1.0, 0.5)))
+    assert "25.0 points at MAP@R (95 % interval +25.0 to +25.0)" in sentence
+    assert "already 100.0 and changes by −1.6 (−1.6 to −1.6)" in sentence
+
+
+def test_several_methods_are_compared_with_the_baseline_of_the_first():
+    first = replace(NOTHING, report=with_shares(0.75, 0.5), baselines={"features": with_shares(0.5, 0.25)})
+    second = replace(NOTHING, name="Other", report=with_shares(0.25, 0.5), baselines={"unused": BARE})
+    tree = page_of(first, second)
+    assert table_rows(tree)[:2] == [
+        ["", "features", "Bare", "Bare: difference", "Other", "Other: difference"],
+        ["Recall@1", "50.00", "75.00", "+25.00 +25.00 to +25.00", "25.00", "−25.00 −25.00 to −25.00"],
+    ]
+    assert [sentence.split(":")[0] for sentence in verdicts(tree)] == ["Bare", "Other"]
+
+
+def test_a_baseline_on_other_classes_is_shown_without_intervals():
+    tree = compared(with_shares(0.75, 0.5), features=replace(with_shares(0.5, 0.25), per_class=per_class(c=0.5)))
+    assert table_rows(tree)[1] == ["Recall@1", "50.00", "75.00", "+25.00"]
+    assert "different test classes" in verdicts(tree)[0]
+    assert "95 % interval" not in text(tree.find(".//section"))
+
+
+def test_an_incomplete_benchmark_is_named_beside_the_numbers():
+    tree = compared(with_shares(0.75, 0.5, incomplete=True), features=with_shares(0.5, 0.25))
+    assert ["Incomplete benchmark" in text(section) for section in tree.iter("section")][:2] == [True, True]
+    assert "Incomplete" not in text(compared(with_shares(0.75, 0.5), features=with_shares(0.5, 0.25)))
+
+
 def test_metrics_are_rows_with_one_column_per_method():
     tree = parse(render_page(PAGE))
     assert table_rows(tree) == [
@@ -187,6 +255,8 @@ def test_charts_only_for_what_there_is():
     charts = [chart.get("aria-label") for chart in parse(render_page(PAGE)).findall(".//svg[@role='img']")]
     assert charts == ["Training loss by epoch", "Distinct centres: 1 in 1 classes, 2 in 2 classes"]
     assert page_of(replace(SOFTMAX, losses=())).find(".//svg") is None
+    held_out = page_of(replace(NOTHING, held_out_recall=((1, 0.5), (2, 0.75)))).findall(".//svg[@role='img']")
+    assert [chart.get("aria-label") for chart in held_out] == ["Recall@1 on held-out classes by epoch"]
 
 
 def test_hardest_classes_come_first_and_end_at_ten():
@@ -234,6 +304,7 @@ def page_saying(words):
         (),
         (Query(words, words, neighbors), Query(GLYPH, words, neighbors)),
         (ClassCenters(words, 1, (CenterGroup(1, (words, GLYPH)),)),),
+        {words: replace(REPORT, per_class=per_class(**{words: 0.25}))},
     )
     return Page(words, ((words, words),), (method, method))
 
@@ -298,19 +369,31 @@ def test_write_page_of_a_run_counts_centers_as_the_verb_does(tmp_path: Path) -> 
         holding = len(card.findall(".//ol/li"))
         name, _, words = text(card.find("h4")).partition(" ")
         assert words == f"{holding} of {distinct[name]} distinct centres hold items"
+    assert table_rows(parse(path.read_text(encoding="utf-8")))[0] == ["", *run.baselines, "trained", "difference"]
     write_page(Run.load(tmp_path / "run"), command="a test", path=tmp_path / "loaded.html")
     assert (tmp_path / "loaded.html").read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
 
 
-def test_write_page_of_runs_in_memory_needs_a_path(tmp_path: Path) -> None:
+def test_write_page_of_runs_in_memory_needs_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"$\\frac{{ <{label}> \udcff" for label in range(10)]
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(10), 6)
     vectors = random.standard_normal((60, 4)).astype(np.float32) + np.eye(10, 4)[labels]
     benchmark = make_benchmark(vectors.astype(np.float32), [names[label] for label in labels])
+    benchmark = replace(benchmark, incomplete=True)
+    embedded = []
+    original = run_module.embed_split
+    monkeypatch.setattr(run_module, "embed_split", lambda *args: (embedded.append(args[2]), original(*args))[1])
     runs = {loss: train(benchmark, loss=loss, epochs=1, dim=4, reporter=Reporter(quiet=True)) for loss in LOSSES}
     with pytest.raises(UserError, match="path"):
         write_page(runs["softtriple"], command="a test")
     page = write_page(runs, command="a test", path=tmp_path / "page.html").read_text(encoding="utf-8")
-    assert [text(cell) for cell in parse(page).find(".//thead/tr")] == ["", *LOSSES]
+    tree = parse(page)
+    assert table_rows(tree, 1)[0] == ["", *LOSSES]
+    assert [name for name in table_rows(tree)[0] if name in runs["softtriple"].baselines] == [
+        *runs["softtriple"].baselines
+    ]
+    assert "Incomplete benchmark" in text(tree)
+    assert embedded  # the training items near the centres
+    assert not any(split is benchmark.test for split in embedded)  # training has embedded them for its report
     assert "$\\frac{ &lt;" in page

@@ -48,20 +48,30 @@ _INCHES = (5.0, 3.2)
 
 def loss_curves(losses: Sequence[Sequence[float]]) -> Markup:
     """The loss by epoch, one line per method."""
+    return _curves([list(enumerate(values, 1)) for values in losses], "losses", "mean loss", "Training loss by epoch")
+
+
+def recall_curves(recalls: Sequence[Sequence[tuple[int, float]]]) -> Markup:
+    """Recall@1 on held-out classes in per cent, one line of epochs and shares per method."""
+    lines = [[(epoch, 100 * share) for epoch, share in recall] for recall in recalls]
+    return _curves(lines, "recalls", "Recall@1 (%)", "Recall@1 on held-out classes by epoch")
+
+
+def _curves(lines: Sequence[Sequence[tuple[int, float]]], name: str, ylabel: str, description: str) -> Markup:
     with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=_INCHES, layout="constrained")
-        axes = figure.add_subplot(xlabel="epoch", ylabel="mean loss")
+        axes = figure.add_subplot(xlabel="epoch", ylabel=ylabel)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
-        for place, values in enumerate(losses):
+        for place, points in enumerate(lines):
             color, dashes = line_style(place)
-            epochs = range(1, len(values) + 1)
+            epochs, values = [epoch for epoch, _ in points], [value for _, value in points]
             axes.plot(epochs, values, color=color, dashes=dashes, linewidth=2, marker=".", markersize=6)
-        return _element(figure, "losses", "Training loss by epoch")
+        return _element(figure, name, description)
 
 
 def line_sample(place: int) -> Markup:
-    """The line that `loss_curves` draws for the method at ``place``, for a legend."""
+    """The line that the curves draw for the method at ``place``, for a legend."""
     color, dashes = line_style(place)
     lengths = " ".join(f"{2 * length:g}" for length in dashes) or "none"
     path = f'<path d="M0 5H32" stroke="{color}" stroke-width="2" stroke-dasharray="{lengths}"/>'

@@ -1,7 +1,7 @@
 """The report of a run, or of several methods on the same data: one HTML file without scripts or other files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,14 +11,17 @@ from markupsafe import Markup
 from softtriple.errors import UserError
 from softtriple.files import write_whole
 from softtriple.losses.centers import MERGED, count_distinct
-from softtriple.metrics import Report
-from softtriple.report.charts import center_histogram, line_sample, loss_curves
+from softtriple.metrics import Difference, Report, difference_intervals
+from softtriple.report.charts import center_histogram, line_sample, loss_curves, recall_curves
 from softtriple.report.pictures import ClassCenters, Query, center_examples, example_queries
 from softtriple.report.templating import render
 from softtriple.training import Run
+from softtriple.training.baseline import verdict
 
 NUM_QUERIES, NUM_NEIGHBORS = 8, 4
+HELD_OUT = "validation_recall@1"  # of a log entry
 NUM_HARDEST = 10
+INCOMPLETE = " Incomplete benchmark: some of its items are missing, so do not compare with published numbers."
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +34,16 @@ class Method:
     distinct_centers: tuple[int, ...]  # of each class; () if the loss has no centres
     queries: tuple[Query, ...]
     classes: tuple[ClassCenters, ...] = ()
+    baselines: Mapping[str, Report] = field(default_factory=dict)  # of untrained embeddings, the one to beat first
+    held_out_recall: tuple[tuple[int, float], ...] = ()  # epoch and Recall@1 on held-out training classes
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Everything that a page shows; methods with example queries have the same ones."""
+    """Everything that a page shows; methods with example queries have the same ones.
+
+    All methods are compared with the baselines of the first one.
+    """
 
     title: str
     facts: tuple[tuple[str, str], ...]  # ("Data", "glyphs"), ("Command", "softtriple demo")
@@ -96,6 +104,7 @@ def render_page(page: Page) -> str:
         "report.html",
         title=page.title,
         facts=page.facts,
+        comparison=_comparison(page.methods),
         metrics=_metrics(page.methods),
         charts=_charts(page.methods),
         examples=_examples(page.methods),
@@ -121,6 +130,8 @@ def _method(name: str, run: Run) -> Method:
         distinct_centers=() if centers is None else tuple(count_distinct(centers, MERGED).tolist()),
         queries=queries,
         classes=center_examples(run),
+        baselines=run.baselines,
+        held_out_recall=tuple((entry["epoch"], entry[HELD_OUT]) for entry in run.log if HELD_OUT in entry),
     )
 
 
@@ -144,8 +155,83 @@ class Table(NamedTuple):
     rows: list[tuple[str, list[Cell]]]
 
 
-def _metrics(methods: Sequence[Method]) -> Table:
+class Comparison(NamedTuple):
+    """Untrained embeddings beside trained ones, and a sentence for each method on what training changed."""
+
+    verdicts: list[str]
+    table: Table
+
+
+def _comparison(methods: Sequence[Method]) -> Comparison | None:
+    """None if the first method has no baseline, as runs of version 0.1."""
+    baselines = methods[0].baselines
+    if not baselines:
+        return None
+    name, baseline = next(iter(baselines.items()))
     reports = [method.report for method in methods]
+    columns, verdicts, differences = list(baselines), [], []
+    for method in methods:
+        several = len(methods) > 1
+        columns += [method.name, f"{method.name}: difference"] if several else ["trained", "difference"]
+        sentence, intervals = _verdict(name, baseline, method.report)
+        verdicts.append(f"{method.name}: {sentence}" if several else sentence)
+        differences.append(intervals)
+    rows = []
+    for title, metric, shares in _shares([*baselines.values(), *reports]):
+        start, trained = shares[0], shares[len(baselines) :]
+        if start is None:  # such as the accuracy, which needs a trained loss
+            continue
+        cells = _cells(shares[: len(baselines)], bold=False)
+        for share, intervals in zip(trained, differences, strict=True):
+            cells += _cells([share], bold=False)
+            cells.append(Cell("–") if share is None else _difference(share - start, intervals.get(metric)))
+        rows.append((title, cells))
+    explanation = f"In per cent, for {_evaluated(reports)}. Differences are to {name}, in percentage points."
+    if any(differences):
+        explanation += " Small print: 95 % interval of the paired difference over the choice of test classes."
+    if any(report.incomplete for report in reports):
+        explanation += INCOMPLETE
+    return Comparison(verdicts, Table(explanation, "", columns, rows))
+
+
+def _verdict(name: str, baseline: Report, trained: Report) -> tuple[str, dict[str, Difference]]:
+    """What training changed, in a sentence, and the paired differences by metric if there are any."""
+    try:
+        differences = difference_intervals(baseline, trained)
+    except UserError as error:
+        return f"There is no paired difference to {name}: {error}.", {}
+    if (warning := verdict(baseline, trained)) is not None:
+        return warning, differences
+    recall, precision = differences["recall@1"], differences["map_at_r"]
+    if recall.low > 0:
+        sentence = (
+            f"Trained embeddings retrieve {100 * recall.mean:.1f} points more at R@1 (95 % interval "
+            f"{_interval(recall, 1)}) than {name}, and {100 * precision.mean:.1f} points more at MAP@R "
+            f"({_interval(precision, 1)})."
+        )
+    else:
+        sentence = (
+            f"Trained embeddings gain {100 * precision.mean:.1f} points at MAP@R (95 % interval "
+            f"{_interval(precision, 1)}) over {name}, whose R@1 is already "
+            f"{100 * baseline.precision_at_1:.1f} and changes by {_signed(recall.mean, 1)} ({_interval(recall, 1)})."
+        )
+    return sentence, differences
+
+
+def _difference(change: float, paired: Difference | None) -> Cell:
+    return Cell(_signed(change, 2), "" if paired is None else _interval(paired, 2))
+
+
+def _interval(difference: Difference, decimals: int) -> str:
+    return f"{_signed(difference.low, decimals)} to {_signed(difference.high, decimals)}"
+
+
+def _signed(share: float, decimals: int) -> str:
+    return f"{100 * share:+.{decimals}f}".replace("-", "−")
+
+
+def _shares(reports: Sequence[Report]) -> list[tuple[str, str, list[float | None]]]:
+    """Title, name and values of each metric that one of the reports has."""
     shares: list[tuple[str, str, list[float | None]]] = [
         *(
             (f"Recall@{k}", f"recall@{k}", [report.recall.get(k) for report in reports])
@@ -157,15 +243,19 @@ def _metrics(methods: Sequence[Method]) -> Table:
         ("AMI", "ami", [report.ami for report in reports]),
         ("Accuracy", "accuracy", [report.accuracy for report in reports]),
     ]
+    return [row for row in shares if any(value is not None for value in row[2])]
+
+
+def _metrics(methods: Sequence[Method]) -> Table:
+    reports = [method.report for method in methods]
     rows = [
         (title, _cells(values, [_uncertainty(report, name) for report in reports]))
-        for title, name, values in shares
-        if any(value is not None for value in values)
+        for title, name, values in _shares(reports)
     ]
     if any(method.distinct_centers for method in methods):
         means = [f"{np.mean(m.distinct_centers):.1f}" if m.distinct_centers else "–" for m in methods]
         rows.append(("Distinct centres per class", [Cell(mean) for mean in means]))
-    explanation = f"In per cent, for {'; '.join(dict.fromkeys(map(_what_was_evaluated, reports)))}."
+    explanation = f"In per cent, for {_evaluated(reports)}."
     if len(methods) > 1:
         explanation += " The best value of each row is bold."
     if any(report.intervals for report in reports):
@@ -173,8 +263,12 @@ def _metrics(methods: Sequence[Method]) -> Table:
     if any(_uncertainty(report, "nmi") for report in reports):
         explanation += " Small print of NMI and AMI: spread over restarts of k-means."
     if any(report.incomplete for report in reports):
-        explanation += " Some items of the benchmark are missing, so do not compare with published numbers."
+        explanation += INCOMPLETE
     return Table(explanation, "", [method.name for method in methods], rows)
+
+
+def _evaluated(reports: Sequence[Report]) -> str:
+    return "; ".join(dict.fromkeys(map(_what_was_evaluated, reports)))
 
 
 def _what_was_evaluated(report: Report) -> str:
@@ -209,10 +303,10 @@ def _hardest_classes(methods: Sequence[Method]) -> Table | None:
     return Table(explanation, "Class", [method.name for method in methods], rows)
 
 
-def _cells(shares: Sequence[float | None], notes: Sequence[str] | None = None) -> list[Cell]:
+def _cells(shares: Sequence[float | None], notes: Sequence[str] | None = None, *, bold: bool = True) -> list[Cell]:
     shown = ["–" if share is None else _percent(share) for share in shares]
     known = [share for share in shares if share is not None]
-    best = _percent(max(known)) if len(known) > 1 else None
+    best = _percent(max(known)) if bold and len(known) > 1 else None
     return [Cell(text, note, text == best) for text, note in zip(shown, notes or [""] * len(shown), strict=True)]
 
 
@@ -233,18 +327,28 @@ class Chart(NamedTuple):
 
 def _charts(methods: Sequence[Method]) -> list[Chart]:
     charts = []
-    if any(method.losses for method in methods):
-        caption, legend = "Mean training loss of each epoch.", []
+    losses = [method.losses for method in methods]
+    if any(losses):
+        caption = "Mean training loss of each epoch."
         if len(methods) > 1:
             caption += " Only methods with the same loss have comparable values."
-            legend = [(line_sample(place), method.name) for place, method in enumerate(methods) if method.losses]
-        charts.append(Chart(loss_curves([method.losses for method in methods]), caption, legend))
+        charts.append(Chart(loss_curves(losses), caption, _legend(methods, losses)))
+    recalls = [method.held_out_recall for method in methods]
+    if any(recalls):
+        caption = "Recall@1 on held-out training classes."
+        charts.append(Chart(recall_curves(recalls), caption, _legend(methods, recalls)))
     most = max((count for method in methods for count in method.distinct_centers), default=0)
     for place, method in enumerate(methods):
         if max(method.distinct_centers, default=1) > 1:  # one centre per class is not worth a chart
             caption = f"{method.name}: number of classes by number of distinct centres."
             charts.append(Chart(center_histogram(method.distinct_centers, most, place), caption, []))
     return charts
+
+
+def _legend(methods: Sequence[Method], lines: Sequence[Sequence[object]]) -> list[tuple[Markup, str]]:
+    if len(methods) == 1:
+        return []
+    return [(line_sample(n), method.name) for n, (method, line) in enumerate(zip(methods, lines, strict=True)) if line]
 
 
 def _examples(methods: Sequence[Method]) -> list[tuple[Query, list[tuple[str, Sequence[object]]]]]:
