@@ -93,7 +93,7 @@ def test_train_evaluate_embed(softtriple, vectors: Path, tmp_path: Path) -> None
                       ["evaluate", out, "--data", tmp_path / "embedded.npz"]):  # fmt: skip
         misfit = softtriple(*arguments)
         assert misfit.status == 1
-        assert misfit.err.endswith("numbers; the data have 4\n")
+        assert "the data have 4" in misfit.err
         assert "Traceback" not in misfit.err
 
 
@@ -120,7 +120,7 @@ def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None
     assert train_small(softtriple, vectors, run).status == 0
     indexed = softtriple("index", run, vectors, "--store", store, "--check", "--json")
     assert indexed.status == 0, indexed.err
-    told = {"store": str(store), "added": 60, "updated": 0, "unchanged": 0, "items": 60, "classes": 6}
+    told = {"store": str(store), "added": 60, "updated": 0, "unchanged": 0, "items": 60, "classes": 6, "moved": 0}
     assert json.loads(indexed.out) == {**told, "recall_at_10": 1.0}
 
     found = softtriple("search", run, "row:0", "row:7", "--store", store, "-k", 3, "--json")
