@@ -126,28 +126,36 @@ class RunDir:
         """``config`` with what an earlier start of this run has resolved in the place of every "auto"."""
         if not self.config_file.is_file():
             return config
-        return with_values(config, _resolved(dataclasses.asdict(config), dataclasses.asdict(self.read_config()), ""))
+        stored = self.read_config()
+        resolved = with_values(config, _resolved(dataclasses.asdict(config), dataclasses.asdict(stored), ""))
+        self._check_same(stored, resolved)
+        return resolved
 
     def write_config(self, config: Config) -> None:
         """Write the resolved configuration; a resumed run must have the same."""
         if self.config_file.exists():
-            changed = differences(self.read_config(), config)
-            if changed:
-                name, before, now = changed[0]
-                raise UserError(f"{self.path}: cannot resume: {name} was {before!r}, now {now!r}.")
+            self._check_same(self.read_config(), config)
         write_whole(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
 
     def write_data(self, benchmark: Benchmark) -> None:
-        """Record a fingerprint of the data; a resumed run must have the same."""
-        digest = benchmark.fingerprint()
-        if self.data_file.is_file():
-            if json.loads(self.data_file.read_text(encoding="utf-8")).get("fingerprint") != digest:
-                raise UserError(
-                    f"{self.path}: cannot resume: the data have changed since this run started (labels, class names or "
-                    "files). Start a new run with another --out."
-                )
+        """Record a fingerprint of the data."""
+        written = {"fingerprint": benchmark.fingerprint(), "name": benchmark.name}
+        write_whole(self.data_file, json.dumps(written) + "\n")
+
+    def check_data(self, benchmark: Benchmark) -> None:
+        """UserError if an earlier start of this run had other data."""
+        if not self.data_file.is_file():
             return
-        write_whole(self.data_file, json.dumps({"fingerprint": digest, "name": benchmark.name}) + "\n")
+        if json.loads(self.data_file.read_text(encoding="utf-8")).get("fingerprint") != benchmark.fingerprint():
+            raise UserError(
+                f"{self.path}: cannot resume: the data have changed since this run started (labels, class names or "
+                "files). Start a new run with another --out."
+            )
+
+    def _check_same(self, before: Config, now: Config) -> None:
+        if changed := differences(before, now):
+            name, was, is_now = changed[0]
+            raise UserError(f"{self.path}: cannot resume: {name} was {was!r}, now {is_now!r}.")
 
     def write_baseline(self, reports: Mapping[str, Report]) -> None:
         """Write the reports of untrained embeddings, by name."""

@@ -149,6 +149,8 @@ def prepare(
     if directory is not None:
         config = dist.from_main(lambda: directory.resume_config(config))
     benchmark = _benchmark(config, data, reporter)
+    if directory is not None:
+        directory.check_data(benchmark)
     config = resolve(config, benchmark, reporter)
     rows, held_out = divide(benchmark.train, config)
     labels, classes = contiguous_labels(benchmark.train.labels[rows])
