@@ -19,6 +19,7 @@ from softtriple.errors import UserError
 from softtriple.models import BACKBONES, Backbone, Encoder, EncoderConfig, check_trainable
 from softtriple.models.backbones import restore_backbone
 from softtriple.models.backbones.stages import Chain
+from softtriple.models.heads import pca_head
 
 
 def small(**options: Any) -> Encoder:
@@ -174,12 +175,12 @@ def test_unknown_batch_norm_mode() -> None:
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-def test_head_from_pca_is_scikit_learns(layer_norm: bool) -> None:
+def test_a_head_set_to_pca_is_scikit_learns(layer_norm: bool) -> None:
     generator = torch.Generator().manual_seed(2)
     spread = torch.linspace(3, 0.5, 6)
     features = torch.randn(50, 6, generator=generator) * spread + 1
     encoder = Encoder.from_backbone("linear", dim=3, in_features=6, layer_norm=layer_norm)
-    encoder.initialize_head_from_pca(features)
+    encoder.set_head(*pca_head(encoder.head_input(features), 3))
     rows = F.layer_norm(features, (6,)) if layer_norm else features
     expected = torch.from_numpy(PCA(3).fit_transform(rows.double().numpy())).float()
     assert encoder.head is not None

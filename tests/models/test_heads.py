@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.decomposition import PCA
 from torch import Tensor
 
 from softtriple.errors import UserError
-from softtriple.models.heads import pca_head, whitened_head, within_class_covariance
+from softtriple.models import heads
+from softtriple.models.heads import Start, closed_form_head, pca_head, within_class_spread
 
 
 def draw(items: int = 40, width: int = 5, classes: int = 4) -> tuple[Tensor, Tensor]:
@@ -14,23 +16,7 @@ def draw(items: int = 40, width: int = 5, classes: int = 4) -> tuple[Tensor, Ten
     labels = torch.arange(items) % classes
     centers = 3 * torch.randn(classes, width, generator=random, dtype=torch.float64)
     noise = torch.randn(items, width, generator=random, dtype=torch.float64) * torch.linspace(0.2, 3, width)
-    return centers[labels] + noise, labels
-
-
-def test_pca_is_scikit_learns() -> None:
-    features, _ = draw()
-    weight, bias = pca_head(features.float(), 3)
-    assert weight.dtype == bias.dtype == torch.float64
-    expected = torch.from_numpy(PCA(3).fit_transform(features.float().double().numpy()))
-    projected = features.float().double() @ weight.T + bias
-    torch.testing.assert_close(projected.abs(), expected.abs())
-    torch.testing.assert_close(weight @ weight.T, torch.eye(3, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(("items", "width"), [(3, 6), (9, 2)])
-def test_pca_needs_enough_items_and_features(items: int, width: int) -> None:
-    with pytest.raises(UserError, match=f"dim = 3 .* {items} and {width}"):
-        pca_head(torch.rand(items, width), 3)
+    return centers[labels] + noise + 1, labels
 
 
 def covariance_by_loops(features: Tensor, labels: Tensor) -> Tensor:
@@ -46,63 +32,160 @@ def covariance_by_loops(features: Tensor, labels: Tensor) -> Tensor:
     return total / len(features)
 
 
-def test_within_class_covariance_by_loops() -> None:
+def whitened_by_definition(features: Tensor, labels: Tensor, power: float, shrinkage: float) -> Tensor:
+    s = covariance_by_loops(features, labels)
+    identity = torch.eye(len(s), dtype=torch.float64)
+    values, vectors = torch.linalg.eigh((1 - shrinkage) * s + shrinkage * s.trace() / len(s) * identity)
+    whitening = torch.zeros_like(s)
+    for value, vector in zip(values, vectors.T, strict=True):
+        whitening += value ** (-power / 2) * torch.outer(vector, vector)
+    return features @ whitening
+
+
+def assert_proportional(ours: Tensor, expected: Tensor) -> None:
+    """Equal up to one positive factor and the signs of the columns, which no retrieval depends on."""
+    ours, expected = ours.abs() / ours.norm(), expected.abs() / expected.norm()
+    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-8)
+
+
+def test_pca_is_scikit_learns() -> None:
+    features, _ = draw()
+    weight, bias = pca_head(features.float(), 3)
+    assert weight.dtype == bias.dtype == torch.float64
+    expected = torch.from_numpy(PCA(3).fit_transform(features.float().double().numpy()))
+    projected = features.float().double() @ weight.T + bias
+    torch.testing.assert_close(projected.abs(), expected.abs())
+    torch.testing.assert_close(weight @ weight.T, torch.eye(3, dtype=torch.float64))
+
+
+def test_eigenvectors_of_large_matrices_are_accurate_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = draw()
+    features = 1e-3 * features
+    expected = [pca_head(features, 3), closed_form_head(features, labels, 3, Start())]
+    monkeypatch.setattr(heads, "_MOST_DOUBLE", 4)
+    for one, other in zip(
+        [pca_head(features, 3), closed_form_head(features, labels, 3, Start())], expected, strict=True
+    ):
+        assert one[0].dtype == torch.float64
+        torch.testing.assert_close((features @ one[0].T).abs(), (features @ other[0].T).abs(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("items", "width"), [(3, 6), (9, 2)])
+def test_too_few_items_or_features_are_counted(items: int, width: int) -> None:
+    for call in (pca_head, lambda rows, dim: closed_form_head(rows, torch.zeros(items).long(), dim, Start())):
+        with pytest.raises(UserError, match=f"dim = 3 .* {items} and {width}"):
+            call(torch.rand(items, width), 3)
+
+
+def test_within_class_spread_by_loops() -> None:
     features, labels = draw(items=14)
     labels = labels * 7 - 3  # any integers
-    torch.testing.assert_close(within_class_covariance(features, labels), covariance_by_loops(features, labels))
+    spread = within_class_spread(features, labels)
+    covariance = spread.directions * spread.variances @ spread.directions.T
+    torch.testing.assert_close(covariance, covariance_by_loops(features, labels))
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("shrinkage", [0.0, 0.3, 1.0])
 def test_whitening_by_definition(power: float, shrinkage: float) -> None:
     features, labels = draw()
-    s = covariance_by_loops(features, labels)
-    s = (1 - shrinkage) * s + shrinkage * torch.linalg.eigvalsh(s).mean() * torch.eye(5, dtype=torch.float64)
-    whitening = torch.zeros(5, 5, dtype=torch.float64)
-    values, vectors = torch.linalg.eigh(s)
-    for value, vector in zip(values, vectors.T, strict=True):
-        whitening += value ** (-power / 2) * torch.outer(vector, vector)
-    expected = torch.from_numpy(PCA(3).fit_transform((features @ whitening).numpy()))
-    weight, bias = whitened_head(features, labels, 3, power=power, shrinkage=shrinkage)
-    torch.testing.assert_close((features @ weight.T + bias).abs(), expected.abs())
+    expected = PCA(3).fit_transform(whitened_by_definition(features, labels, power, shrinkage).numpy())
+    weight, bias = closed_form_head(features, labels, 3, Start(power, shrinkage))
+    assert_proportional(features @ weight.T + bias, torch.from_numpy(expected))
 
 
 def test_full_whitening_equalises_the_variance_within_classes() -> None:
     features, labels = draw()
-    weight, bias = whitened_head(features, labels, 5, power=1.0, shrinkage=0.0)
-    torch.testing.assert_close(
-        within_class_covariance(features @ weight.T + bias, labels), torch.eye(5, dtype=torch.float64)
-    )
+    weight, bias = closed_form_head(features, labels, 5, Start(1.0, 0.0))
+    covariance = covariance_by_loops(features @ weight.T + bias, labels)
+    torch.testing.assert_close(covariance, covariance[0, 0] * torch.eye(5, dtype=torch.float64))
 
 
-def test_power_zero_is_pca() -> None:
+def test_power_zero_is_pca_up_to_scale() -> None:
     features, labels = draw()
-    for ours, pca in zip(whitened_head(features, labels, 3, power=0.0), pca_head(features, 3), strict=True):
-        assert torch.equal(ours, pca)
+    for ours, pca in zip(closed_form_head(features, labels, 3, Start(0.0, 0.0)), pca_head(features, 3), strict=True):
+        assert_proportional(ours, pca)
 
 
-def test_one_item_per_class_is_pca() -> None:
+def test_one_item_per_class_is_pca_up_to_scale() -> None:
     features, _ = draw(items=9)
-    for ours, pca in zip(whitened_head(features, torch.arange(9), 3), pca_head(features, 3), strict=True):
-        assert torch.equal(ours, pca)
+    for ours, pca in zip(closed_form_head(features, torch.arange(9), 3, Start()), pca_head(features, 3), strict=True):
+        assert_proportional(ours, pca)
+
+
+@pytest.mark.parametrize("start", [Start(), Start(0.0, 0.0), Start(1.0, 0.1, center=False), Start(standardize=True)])
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
+def test_the_weight_has_the_size_of_a_random_one(start: Start, factor: float) -> None:
+    features, labels = draw()
+    weight, _ = closed_form_head(factor * features, labels, 3, start)
+    assert weight.square().mean().sqrt().item() == pytest.approx(5**-0.5)
+
+
+@pytest.mark.parametrize("start", [Start(), Start(1.0, 0.1), Start(0.0, 0.0), Start(0.5, 0.1, standardize=True)])
+def test_a_centred_head_maps_the_mean_to_zero(start: Start) -> None:
+    features, labels = draw()
+    weight, bias = closed_form_head(features, labels, 3, start)
+    torch.testing.assert_close((features @ weight.T + bias).mean(dim=0), torch.zeros(3, dtype=torch.float64))
+
+
+def test_standardized_columns_may_have_any_units() -> None:
+    features, labels = draw()
+    units = torch.tensor([1.0, 1e3, 1e-3, 7.0, 0.2], dtype=torch.float64)
+    start = Start(0.5, 0.3, standardize=True)
+    expected = PCA(3).fit_transform(
+        whitened_by_definition((features - features.mean(dim=0)) / features.std(dim=0), labels, 0.5, 0.3).numpy()
+    )
+    for rows in (features, features * units):
+        weight, bias = closed_form_head(rows, labels, 3, start)
+        assert_proportional(rows @ weight.T + bias, torch.from_numpy(expected))
+
+
+def test_a_constant_column_is_not_divided_by_zero() -> None:
+    features, labels = draw()
+    features[:, 2] = 7
+    weight, bias = closed_form_head(features, labels, 3, Start(standardize=True))
+    assert weight.isfinite().all()
+    assert bias.isfinite().all()
+
+
+def test_an_uncentred_head_of_the_whole_width_keeps_cosines() -> None:
+    features, labels = draw()
+    weight, bias = closed_form_head(features, labels, 5, Start(0.0, 0.0, center=False))
+    assert not bias.any()
+    before, after = F.normalize(features, dim=1), F.normalize(features @ weight.T + bias, dim=1)
+    torch.testing.assert_close(after @ after.T, before @ before.T)
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1])
-@pytest.mark.parametrize("case", ["constant feature", "fewer items than features", "all the same"])
+@pytest.mark.parametrize("case", ["constant feature", "fewer items than features"])
 def test_singular_covariances_give_finite_heads(case: str, shrinkage: float) -> None:
     features, labels = draw(items=6, width=9) if case == "fewer items than features" else draw()
     if case == "constant feature":
         features[:, 2] = 7
-    if case == "all the same":
-        features = torch.full_like(features, 7)
-    weight, bias = whitened_head(features, labels, 3, power=1.0, shrinkage=shrinkage)
+    weight, bias = closed_form_head(features, labels, 3, Start(1.0, shrinkage))
     assert weight.isfinite().all()
     assert bias.isfinite().all()
-    if case != "all the same":
-        assert torch.linalg.matrix_rank(features @ weight.T + bias) == 3
+    assert torch.linalg.matrix_rank(features @ weight.T + bias) == 3
 
 
-@pytest.mark.parametrize("options", [{"power": -1.0}, {"shrinkage": 1.5}, {"shrinkage": -0.1}, {"power": float("nan")}])
-def test_settings_out_of_range_are_named(options: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"{next(iter(options))} = "):
-        whitened_head(*draw(), 3, **options)
+@pytest.mark.parametrize("standardize", [False, True])
+def test_items_that_are_all_the_same_give_a_finite_head(standardize: bool) -> None:
+    weight, bias = closed_form_head(
+        torch.full((9, 5), 7.0), torch.arange(9) % 3, 3, Start(1.0, standardize=standardize)
+    )
+    assert weight.isfinite().all()
+    assert bias.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("start", "named"),
+    [
+        (Start(power=-1.0), "head_power = -1.0"),
+        (Start(power=float("nan")), "head_power = nan"),
+        (Start(shrinkage=1.5), "head_shrinkage = 1.5"),
+        (Start(shrinkage=-0.1), "head_shrinkage = -0.1"),
+    ],
+)
+def test_settings_out_of_range_are_named(start: Start, named: str) -> None:
+    with pytest.raises(UserError, match=named):
+        closed_form_head(*draw(), 3, start)
