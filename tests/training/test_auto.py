@@ -10,7 +10,7 @@ from softtriple.models import Encoder
 from softtriple.models.features import Reading
 from softtriple.progress import Reporter
 from softtriple.training import auto as choices
-from softtriple.training.auto import choose_trainable, resolve
+from softtriple.training.auto import choose_trainable, resolve, resolve_dim, resolve_training, trains_head_only
 
 QUIET = Reporter(quiet=True)
 DATA = {
@@ -29,25 +29,112 @@ def benchmark(items: Items) -> Benchmark:
 @pytest.mark.parametrize(
     ("kind", "settings", "chosen"),
     [
-        ("vectors", [], ["linear", 64, "none", "off", 1e-4, "all", 2]),
-        ("vectors", ["model.hidden=[5]"], ["mlp", 64, "none", "off", 1e-3, "all", 2]),
-        ("texts", [], ["text", 64, "none", "off", 1e-3, "all", 2]),
-        ("drawings", [], ["conv-small", 64, "affine", "off", 1e-3, "all", 2]),
-        ("photographs", [], ["efficientnet-lite0", 64, "crop", "statistics", 1e-4, "auto", 2]),
+        ("vectors", [], ["linear", "none", "average", False, "off", "all"]),
+        ("vectors", ["model.hidden=[5]"], ["mlp", "none", "average", False, "off", "all"]),
+        ("texts", [], ["text", "none", "average", False, "off", "head"]),
+        ("drawings", [], ["conv-small", "affine", "average", False, "off", "all"]),
+        ("photographs", [], ["efficientnet-lite0", "crop", "average+max", True, "statistics", "auto"]),
     ],
 )
 def test_the_data_decide(kind: str, settings: list[str], chosen: list[object]) -> None:
     config = resolve(with_settings(Config(), settings), benchmark(DATA[kind]), QUIET)
     model = config.model
-    decided = [model.backbone, model.dim, config.data.augment, model.freeze_batch_norm, config.train.lr]
-    assert [*decided, model.trainable, config.loss.centers_per_class] == chosen
+    decided = [model.backbone, config.data.augment, model.pooling, model.layer_norm, model.freeze_batch_norm]
+    assert [*decided, model.trainable] == chosen
     assert resolve(config, benchmark(DATA[kind]), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("backbone", "features", "items", "dim", "head_init"),
+    [
+        ("linear", 40, 1000, 40, "whitened"),
+        ("linear", 2000, 1000, 512, "whitened"),
+        ("linear", 40, 11, 10, "whitened"),  # as many components as centred items have
+        ("linear", 40, 1, 1, "random"),
+        ("text", 768, 1000, 512, "whitened"),
+        ("st:somewhere", 384, 1000, 384, "whitened"),
+        ("efficientnet-lite0", 2560, 6000, 512, "whitened"),
+        ("conv-small", 512, 1000, 64, "random"),
+        ("mlp", 512, 1000, 64, "random"),
+    ],
+)
+def test_the_features_decide_the_width_and_the_start(
+    backbone: str, features: int, items: int, dim: int, head_init: str
+) -> None:
+    config = resolve_dim(with_settings(Config(), [f"model.backbone={backbone}"]), features, items)
+    assert (config.model.dim, config.model.head_init) == (dim, head_init)
+    assert resolve_dim(config, features, items) == config
+
+
+def test_a_width_above_that_of_the_features_starts_at_random() -> None:
+    config = with_settings(Config(), ["model.backbone=linear", "model.dim=41"])
+    assert resolve_dim(config, 40, 1000).model.head_init == "random"
+
+
+HEAD = ["model.trainable=head", "model.head_init=whitened"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "chosen"),
+    [
+        (["model.backbone=efficientnet-lite0", *HEAD], [128, 10, "cosine", (4, 8), 4e-4, 3]),
+        (["model.backbone=text", *HEAD], [128, 10, "cosine", (4, 8), 1.6e-3, 3]),
+        (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (4, 8), 4e-4, 3]),
+        (["model.backbone=linear", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
+        (["model.backbone=conv-small", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
+        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 50, "step", (20, 40), 1e-4, 10]),
+        (["model.backbone=conv-small", "train.epochs=10"], [32, 10, "step", (4, 8), 1e-3, 10]),
+    ],
+)
+def test_what_is_trained_decides_the_budget(settings: list[str], chosen: list[object]) -> None:
+    config = resolve_training(with_settings(Config(), settings), np.full(100, 60), QUIET)
+    train = config.train
+    decided = [train.batch_size, train.epochs, train.schedule, train.milestones, train.lr]
+    assert [*decided, config.loss.centers_per_class] == chosen
+    assert resolve_training(config, np.full(100, 60), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("items", "batch_size", "epochs"),
+    # 460 steps, but 10 to 100 epochs
+    [(100, "auto", 100), (1280, "auto", 46), (1281, "auto", 42), (10**5, "auto", 10), (1280, "64", 23)],
+)
+def test_a_head_is_trained_for_about_as_many_steps_on_any_data(items: int, batch_size: str, epochs: int) -> None:
+    size = [] if batch_size == "auto" else [f"train.batch_size={batch_size}"]
+    settings = ["model.backbone=linear", "model.head_init=whitened", *size]
+    config = resolve_training(with_settings(Config(), settings), np.array([items // 2, items - items // 2]), QUIET)
+    assert config.train.epochs == epochs
+
+
+@pytest.mark.parametrize(
+    ("backbone", "trainable", "head_init", "expected"),
+    [
+        ("linear", "all", "whitened", True),
+        ("linear", "all", "random", False),
+        ("efficientnet-lite0", "head", "pca", True),
+        ("efficientnet-lite0", "head", "random", False),
+        ("efficientnet-lite0", "last:1", "whitened", False),
+        ("mlp", "all", "random", False),
+    ],
+)
+def test_heads_on_fixed_features(backbone: str, trainable: str, head_init: str, expected: bool) -> None:
+    settings = [f"model.backbone={backbone}", f"model.trainable={trainable}", f"model.head_init={head_init}"]
+    assert trains_head_only(with_settings(Config(), settings)) is expected
+
+
+def test_a_loss_without_centres_is_given_none() -> None:
+    config = with_settings(Config(), ["model.backbone=conv-small", "loss.name=semi-hard"])
+    assert resolve_training(config, np.full(10, 60), QUIET).loss.centers_per_class == "auto"
 
 
 def test_what_was_chosen_is_kept() -> None:
     settings = ["model.backbone=conv-small", "model.dim=5", "data.augment=none", "train.lr=0.5", "model.trainable=head"]
-    config = with_settings(Config(), [*settings, "model.freeze_batch_norm=statistics", "loss.centers_per_class=3"])
+    settings += ["model.freeze_batch_norm=statistics", "model.pooling=average+max", "model.layer_norm=true"]
+    settings += ["model.head_init=pca", "train.batch_size=7", "train.epochs=3", "train.schedule=step"]
+    config = with_settings(Config(), [*settings, "train.milestones=[1]", "loss.centers_per_class=3"])
     assert resolve(config, benchmark(DATA["drawings"]), QUIET) == config
+    assert resolve_dim(config, 512, 10) == config
+    assert resolve_training(config, np.full(2, 5), QUIET) == config
 
 
 @pytest.mark.parametrize(("patience", "trainable"), [(0, "head"), (3600, "all")])
