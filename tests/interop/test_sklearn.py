@@ -2,7 +2,7 @@
 
 import copy
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jaxtyping
 import joblib
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.base import clone
-from sklearn.datasets import load_digits, load_iris
+from sklearn.datasets import load_breast_cancer, load_digits, load_iris, load_wine
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -90,6 +90,31 @@ def test_it_travels(digits, fitted: SoftTripleEmbedding) -> None:
     for other in (joblib.load(file), copy.deepcopy(fitted)):
         assert np.array_equal(other.transform(digits[1]), fitted.transform(digits[1]))
     assert clone(fitted).get_params() == fitted.get_params()
+
+
+@pytest.mark.parametrize("load", [load_iris, load_wine, load_digits, load_breast_cancer])
+def test_neighbors_lose_nothing_against_the_vectors_themselves(load: Callable[..., tuple[np.ndarray, ...]]) -> None:
+    X, y = load(return_X_y=True)
+    plain = make_pipeline(StandardScaler(), KNeighborsClassifier(5))
+    learned = make_pipeline(StandardScaler(), SoftTripleEmbedding(random_state=0), KNeighborsClassifier(5))
+    assert cross_val_score(learned, X, y, cv=5).mean() >= cross_val_score(plain, X, y, cv=5).mean()
+
+
+def test_the_number_of_components_follows_the_features() -> None:
+    random = np.random.default_rng(0)
+    for features, components in ((1, 2), (4, 5), (31, 32), (50, 32)):
+        X, y = random.standard_normal((60, features)), np.arange(60) % 3
+        assert SoftTripleEmbedding(epochs=1, random_state=0).fit(X, y).transform(X).shape == (60, components)
+
+
+def test_the_length_of_vectors_is_not_lost() -> None:
+    """Two classes in the same directions at different distances: unit vectors alone could not tell them apart."""
+    random = np.random.default_rng(0)
+    directions = random.standard_normal((200, 3))
+    y = np.arange(200) % 2
+    X = directions / np.linalg.norm(directions, axis=1, keepdims=True) * np.where(y == 0, 1.0, 3.0)[:, None]
+    learned = make_pipeline(SoftTripleEmbedding(random_state=0), KNeighborsClassifier(5))
+    assert cross_val_score(learned, X, y, cv=5).mean() > 0.95
 
 
 def test_in_a_pipeline_and_a_grid() -> None:
