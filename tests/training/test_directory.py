@@ -2,12 +2,23 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from softtriple.config import Config, with_settings
+from softtriple.data import Benchmark, Split, Vectors
 from softtriple.errors import UserError
+from softtriple.metrics import evaluate
 from softtriple.training.checkpoint import Position
 from softtriple.training.directory import RunDir
+
+REPORT = evaluate(torch.eye(4)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 1]), recall_at=(1,), kmeans_restarts=0)
+
+
+def made(name: str) -> Benchmark:
+    split = Split(Vectors(np.eye(4, dtype=np.float32)), np.array([0, 0, 1, 1]))
+    return Benchmark(name="made", class_names=(name, "other"), train=split, test=split)
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -25,7 +36,11 @@ def test_a_start_that_failed_is_in_nobodys_way(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     with run.opened(resume=False):
         run.write_config(Config(dataset="wrong"))
+        run.write_data(made("wrong"))
+        run.write_baseline({"wrong": REPORT})
     with run.opened(resume=False):
+        assert run.read_baseline() == {}
+        run.write_data(made("right"))
         run.write_config(Config(dataset="right"))
         (run.checkpoints / "epoch-00000-batch-0000001.pt").touch()
     with pytest.raises(UserError, match="already exists"), run.opened(resume=False):
@@ -54,8 +69,41 @@ def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.write_config(Config())
     run.write_config(Config())
-    with pytest.raises(UserError, match=r"train.epochs was 50, now 3"):
+    with pytest.raises(UserError, match=r"train.epochs was 'auto', now 3"):
         run.write_config(with_settings(Config(), ["train.epochs=3"]))
+
+
+def test_what_was_resolved_takes_the_place_of_auto(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    asked = with_settings(Config(), ["train.lr=0.5", "model.backbone=linear"])
+    assert run.resume_config(asked) == asked
+    resolved = with_settings(asked, ["train.epochs=7", "model.layer_norm=false", "train.milestones=[2, 5]"])
+    run.write_config(resolved)
+    assert run.resume_config(asked) == resolved
+    # What is asked for stays, so that `write_config` can tell the difference.
+    other = run.resume_config(with_settings(asked, ["train.epochs=8"]))
+    assert (other.train.epochs, other.train.milestones) == (8, (2, 5))
+    with pytest.raises(UserError, match=r"cannot resume: train.epochs was 7, now 8"):
+        run.write_config(other)
+
+
+def test_a_run_is_resumed_with_its_own_data(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write_data(made("a"))
+    run.write_data(made("a"))
+    with pytest.raises(UserError, match=r"cannot resume: the data have changed.*--out"):
+        run.write_data(made("b"))
+
+
+def test_baselines_are_read_as_they_were_written(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    assert run.read_baseline() == {}
+    run.write_baseline({"first": REPORT, "a second": REPORT})
+    assert list(run.read_baseline().items()) == [("first", REPORT), ("a second", REPORT)]
+    for content in ("{", "[]", '{"first": {}}'):
+        run.baseline_file.write_text(content)
+        with pytest.raises(UserError, match=r"baseline\.json"):
+            run.read_baseline()
 
 
 def test_a_run_of_an_older_version_is_resumed(tmp_path: Path) -> None:

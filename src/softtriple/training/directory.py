@@ -85,6 +85,10 @@ class RunDir:
     def _lock_file(self) -> Path:
         return self.path / ".lock"
 
+    @property
+    def _written_at_start(self) -> tuple[Path, ...]:
+        return self.config_file, self.data_file, self.baseline_file
+
     def read_config(self) -> Config:
         """The configuration the run was made with."""
         if not self.config_file.is_file():
@@ -104,7 +108,8 @@ class RunDir:
                 remove_partial(self.path)
                 if not resume:
                     self.check(resume=False)  # again: whoever held the lock may have got somewhere
-                    self.config_file.unlink(missing_ok=True)
+                    for file in self._written_at_start:
+                        file.unlink(missing_ok=True)
                 self.checkpoints.mkdir(exist_ok=True)
                 yield
         except filelock.Timeout:
@@ -113,7 +118,7 @@ class RunDir:
     def check(self, *, resume: bool) -> None:
         """UserError unless a run can be written here: the folder is new (or ``resume``), and it is writable."""
         found = set(self.path.iterdir()) if self.path.is_dir() else set()
-        only_started = {self._lock_file} <= found <= {self._lock_file, self.config_file, self.checkpoints}
+        only_started = {self._lock_file} <= found <= {self._lock_file, self.checkpoints, *self._written_at_start}
         if not resume and found and not (only_started and not any(self.checkpoints.glob("*"))):
             raise UserError(f"{self.path} already exists. Use --resume to continue it, or choose another --out.")
         parent = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())

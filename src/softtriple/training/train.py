@@ -190,6 +190,8 @@ def prepare(
 def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Reporter) -> Run:
     """Train what `prepare` built, evaluate it and, with a ``directory``, write everything to disk."""
     config, benchmark, encoder, feeds = prepared.config, prepared.benchmark, prepared.encoder, prepared.feeds
+    if directory is not None and dist.is_main():
+        directory.write_data(benchmark)
     device = dist.device()
     encoder.to(device)
     loss = sample_classes(shard(prepared.loss), config.loss.sample_rate, config.train.seed).to(device)
@@ -205,7 +207,6 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     )  # fmt: skip
     if directory is not None and dist.is_main():
         directory.write_config(config)
-        directory.write_data(benchmark)
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
     share = config.train.interpolate
     assert share != "auto"
