@@ -97,6 +97,18 @@ def test_no_start_loses_recall_against_the_plain_features(noise: float, seed: in
     assert held_out_recall(features, labels, start) >= held_out_recall(features, labels, None) - 1e-9
 
 
+def test_the_plain_features_are_kept_if_every_start_loses_recall() -> None:
+    """Classes are directions, lengths vary: subtracting the mean of classes that lie on one side loses directions."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(20), 6)
+    angles = np.linspace(0.2, 1.4, 20)[labels] + 0.005 * random.standard_normal(len(labels))
+    lengths = random.uniform(0.1, 10, len(labels))
+    features = torch.from_numpy(lengths[:, None] * np.stack([np.cos(angles), np.sin(angles)], axis=1)).float()
+    starts = (Start(0.0, 0.0), Start(0.5, 0.3), Start(1.0, 0.1))
+    assert all(held_out_recall(features, labels, start) < held_out_recall(features, labels, None) for start in starts)
+    assert choose_start(features, labels, starts) == IDENTITY
+
+
 def test_the_order_of_items_does_not_matter() -> None:
     features, labels = with_nuisance()
     order = np.random.default_rng(0).permutation(len(labels))

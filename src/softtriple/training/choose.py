@@ -61,7 +61,8 @@ def choose_start(features: Float[Tensor, "items features"], labels: Labels, star
     """The closed-form head that retrieves items of held-out classes best, by cross-validation over classes.
 
     Judged in the whole width of the features. A start whose Recall@1 falls below that of the plain features is not
-    taken; among starts whose difference is within the spread over folds, the first in ``starts`` is.
+    taken; if all do, the plain features are. Among starts whose difference is within the spread over folds, the first
+    in ``starts`` is taken.
     """
     trials: dict[Start, list[Trial]] = {start: [] for start in (*starts, IDENTITY)}
     for train, held_out in class_splits(labels):
@@ -76,7 +77,7 @@ def choose_start(features: Float[Tensor, "items features"], labels: Labels, star
             embedded = ((features.double() - mean) * scale @ whitening).float()
             trials[start].append(try_retrieval(embedded, labels, held_out))
     plain = _mean(trials[IDENTITY])
-    allowed = [start for start in starts if _mean(trials[start]).recall >= plain.recall] or [starts[0]]
+    allowed = [start for start in starts if _mean(trials[start]).recall >= plain.recall] or [IDENTITY]
     best = max(allowed, key=lambda start: _mean(trials[start]).score)
     for start in allowed:
         gains = np.array([b.score - a.score for a, b in zip(trials[start], trials[best], strict=True)])
