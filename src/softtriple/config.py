@@ -95,8 +95,8 @@ class TrainConfig:
     accumulate: Positive = 1  # batches per optimiser step
     views: Positive = 4  # augmented views of each image when features of frozen layers are cached
     hold_out: Number = 0.0  # share of the training classes held out for validation
-    # Held-out training classes decide where a head on fixed features starts and how far it trains; auto: if they are 20
-    choose: Literal["auto", "on", "off"] = "auto"
+    # Whether held-out training classes decide where a head on fixed features starts and how far it trains
+    choose: Literal["on", "off"] = "on"
     stop_after: Count | Auto = "auto"  # epochs that are trained of the ``epochs`` that the schedule is laid out for
     interpolate: Number | Auto = "auto"  # share of the way from the start of the head to its end; 1 keeps the end
     evaluate_every: Count = 0  # epochs; 0: only at the end

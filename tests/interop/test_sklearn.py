@@ -95,7 +95,7 @@ def test_it_travels(digits, fitted: SoftTripleEmbedding) -> None:
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_digits, load_breast_cancer])
 def test_neighbors_lose_nothing_against_the_vectors_themselves(load: Callable[..., tuple[np.ndarray, ...]]) -> None:
     X, y = load(return_X_y=True)
-    if len(X) > 1000:  # digits: a third is enough to see it, in a tenth of the time
+    if len(X) > 1000:  # digits: every third item, which takes a third of the time
         X, y = X[::3], y[::3]
     plain = make_pipeline(StandardScaler(), KNeighborsClassifier(5))
     learned = make_pipeline(StandardScaler(), SoftTripleEmbedding(random_state=0), KNeighborsClassifier(5))

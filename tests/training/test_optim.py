@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from softtriple.config import TrainConfig
+from softtriple.config import Config, TrainConfig, with_settings
 from softtriple.losses import ProxyNCALoss, SoftTripleLoss, sample_classes
 from softtriple.models import Encoder, EncoderConfig
-from softtriple.training.optim import Memory, RowAdam, build_optimizer, estimate_memory
+from softtriple.training.optim import Memory, RowAdam, build_optimizer, cosine_factor, estimate_memory, set_rates
 
 
 def sparse(rows: list[int], values: Tensor, count: int) -> Tensor:
@@ -129,3 +129,26 @@ def test_it_is_said_as_a_person_says_it() -> None:
     memory = Memory(1_024_000_000, 1_024_000_000, 2_048_000_000, 40_000_000)
     for size in ("4.14 GB", "parameters 1.02 GB", "gradients 1.02 GB", "optimiser 2.05 GB", "40.0 MB"):
         assert size in str(memory)
+
+
+@pytest.mark.parametrize("epochs", [1, 4, 10])
+def test_the_cosine_falls_from_one_and_scales_with_the_epochs(epochs: int) -> None:
+    factors = [cosine_factor(epoch, epochs) for epoch in range(epochs)]
+    assert factors[0] == 1
+    assert factors == sorted(factors, reverse=True)
+    assert cosine_factor(epochs, epochs) == pytest.approx(0)
+    assert cosine_factor(epochs, 2 * epochs) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epoch", "factor"), [("step", 1, 1.0), ("step", 2, 0.1), ("step", 3, 0.01), ("cosine", 2, 0.5)]
+)
+def test_rates_follow_the_schedule(schedule: str, epoch: int, factor: float) -> None:
+    settings = ["train.epochs=4", "train.lr=0.2", "train.milestones=[2, 3]", f"train.schedule={schedule}"]
+    config = with_settings(Config(), settings).train
+    encoder, loss = Encoder.from_backbone("linear", dim=2, in_features=3), SoftTripleLoss(2, 2)
+    optimizer = build_optimizer(encoder, loss, config)
+    set_rates(optimizer, epoch, config)
+    assert {group["part"]: group["lr"] for group in optimizer.param_groups} == pytest.approx(
+        {"head": 0.2 * factor, "loss": 0.01 * factor}
+    )

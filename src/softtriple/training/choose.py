@@ -7,7 +7,7 @@ epoch, and the share of the way from the start to the end of training (WiSE-FT, 
 retrieve their items best.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,7 @@ VECTOR_STARTS = (
 )
 
 Labels = Int64[np.ndarray, " items"]
+Division = tuple[np.ndarray, np.ndarray]  # rows to train on, rows held out
 
 
 class Trial(NamedTuple):
@@ -57,15 +58,20 @@ class Trial(NamedTuple):
         return (self.recall + self.map_at_r) / 2
 
 
-def choose_start(features: Float[Tensor, "items features"], labels: Labels, starts: Sequence[Start]) -> Start:
-    """The closed-form head that retrieves items of held-out classes best, by cross-validation over classes.
+def choose_start(
+    features: Float[Tensor, "items features"],
+    labels: Labels,
+    starts: Sequence[Start],
+    splits: Sequence[Division] | None = None,
+) -> Start:
+    """The closed-form head that retrieves held-out items best, by cross-validation over ``splits`` of the rows.
 
-    Judged in the whole width of the features. A start whose Recall@1 falls below that of the plain features is not
-    taken; if all do, the plain features are. Among starts whose difference is within the spread over folds, the first
-    in ``starts`` is taken.
+    The default of these is `class_splits`. Judged in the whole width of the features. A start whose Recall@1 falls
+    below that of the plain features is not taken; if all do, the plain features are. Among starts whose difference is
+    within the spread over splits, the first in ``starts`` is taken.
     """
     trials: dict[Start, list[Trial]] = {start: [] for start in (*starts, IDENTITY)}
-    for train, held_out in class_splits(labels):
+    for train, held_out in class_splits(labels) if splits is None else splits:
         spreads = {}
         for start in trials:
             rows = features[train].double()
@@ -119,7 +125,7 @@ def interpolate(start: Head, end: Head, share: float) -> Head:
     return weight, bias
 
 
-def class_splits(labels: Labels) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def class_splits(labels: Labels) -> list[Division]:
     """Rows to train on and rows held out, for four divisions of the classes into halves.
 
     Half of the classes, as many as are unseen in the test. Two divisions cut the order of names in the middle, as data
@@ -129,9 +135,17 @@ def class_splits(labels: Labels) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     classes = np.unique(labels)
     first = np.arange(len(classes)) < len(classes) // 2
     even = np.arange(len(classes)) % 2 == 0
-    for chosen in (first, ~even, ~first, even):
-        held_out = np.isin(labels, classes[chosen])
-        yield np.flatnonzero(~held_out), np.flatnonzero(held_out)
+    chosen = (np.isin(labels, classes[part]) for part in (first, ~even, ~first, even))
+    return [(np.flatnonzero(~held_out), np.flatnonzero(held_out)) for held_out in chosen]
+
+
+def instance_splits(labels: Labels) -> list[Division]:
+    """The same for data whose test items are of the classes trained on: half of the items of each class."""
+    order = np.argsort(labels, kind="stable")
+    place = np.empty(len(labels), dtype=np.int64)
+    place[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    halves = (place % 2 == 0, place % 2 == 1, place // 2 % 2 == 0, place // 2 % 2 == 1)
+    return [(np.flatnonzero(~half), np.flatnonzero(half)) for half in halves if 0 < half.sum() < len(labels)]
 
 
 def try_retrieval(vectors: Float[Tensor, "items dim"], labels: Labels, rows: np.ndarray) -> Trial:

@@ -1,7 +1,7 @@
 """Where training starts, and what held-out training classes decide about it before the first step of the final run."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,18 +18,18 @@ from softtriple.models.heads import Head, Start, closed_form_head
 from softtriple.progress import Reporter
 from softtriple.training.auto import CUSTOM, trains_head_only
 from softtriple.training.choose import (
-    FEW_CLASSES,
     IMAGE_STARTS,
     SENTENCE_STARTS,
     TEXT_STARTS,
     VECTOR_STARTS,
+    Division,
     best_choice,
     choose_share,
     choose_start,
-    class_splits,
 )
 from softtriple.training.fit import fit
 
+FEWEST_CLASSES = 4  # with fewer, half of them say nothing about the others
 SPLITS = 2  # of the training classes, over which the gain of training is averaged
 
 QUIET = Reporter(quiet=True)
@@ -56,6 +56,7 @@ def head_start(config: Config) -> Start:
 
 def choose(
     config: Config,
+    splits: Sequence[Division],
     encoder: Encoder,
     features: Tensor,
     labels: np.ndarray,
@@ -66,14 +67,17 @@ def choose(
 ) -> Config:
     """The configuration with the start of the head and the length of training decided, and said.
 
-    ``features`` are those of the training items as the head takes them, ``labels`` their classes, from 0 without gaps;
-    ``build_loss`` makes a fresh loss for a number of classes.
+    ``splits`` say which training items stand for those of the test. ``features`` are those of the training items as
+    the head takes them, ``labels`` their classes, from 0 without gaps; ``build_loss`` makes a fresh loss for a number
+    of classes.
     """
-    config = _choose_start(config, features, labels, reporter)
-    return _choose_length(config, encoder, features, labels, training, build_loss, device, reporter)
+    config = _choose_start(config, splits, features, labels, reporter)
+    return _choose_length(config, splits, encoder, features, labels, training, build_loss, device, reporter)
 
 
-def _choose_start(config: Config, features: Tensor, labels: np.ndarray, reporter: Reporter) -> Config:
+def _choose_start(
+    config: Config, splits: Sequence[Division], features: Tensor, labels: np.ndarray, reporter: Reporter
+) -> Config:
     model = config.model
     if model.head_init != "whitened":
         return config
@@ -82,9 +86,9 @@ def _choose_start(config: Config, features: Tensor, labels: np.ndarray, reporter
     given = [model.head_power, model.head_shrinkage, model.head_center, model.head_standardize]
     start = starts[0]
     # Closed-form heads need fewer classes to be compared than training does.
-    enough = len(np.unique(labels)) >= 3 and np.bincount(labels).max() > 1
+    enough = len(np.unique(labels)) >= FEWEST_CLASSES and np.bincount(labels).max() > 1
     if config.train.choose != "off" and given == ["auto"] * 4 and enough:
-        start = choose_start(features, labels, starts)
+        start = choose_start(features, labels, starts, splits)
         how = "chosen on held-out training classes"
     else:
         how = "not chosen on held-out classes"
@@ -107,6 +111,7 @@ def _choose_start(config: Config, features: Tensor, labels: np.ndarray, reporter
 
 def _choose_length(
     config: Config,
+    splits: Sequence[Division],
     encoder: Encoder,
     features: Tensor,
     labels: np.ndarray,
@@ -118,14 +123,14 @@ def _choose_length(
     train = config.train
     epochs = train.epochs
     assert epochs != "auto"
-    asked = train.choose == "on" or (train.choose == "auto" and len(np.unique(labels)) >= FEW_CLASSES)
+    asked = train.choose != "off" and len(np.unique(labels)) >= FEWEST_CLASSES
     open_choices = train.stop_after == "auto" and train.interpolate == "auto"
     possible = trains_head_only(config) and not config.loss.name.startswith(CUSTOM) and epochs > 0
     if asked and open_choices and possible:
         gains = []
         with torch.random.fork_rng(devices=[]):  # the final run draws the same numbers as without the trials
             torch.manual_seed(train.seed)
-            for rows, held_out in itertools.islice(class_splits(labels), SPLITS):
+            for rows, held_out in itertools.islice(splits, SPLITS):
                 start, ends = _trial(config, encoder, features[rows], labels[rows], rows, training, build_loss, device)
                 gains.append(choose_share(start, ends, features[held_out], labels[held_out]))
         chosen = best_choice(gains)
@@ -152,7 +157,11 @@ def _trial(
 ) -> tuple[Head, list[Head]]:
     """The head before, and after each epoch of, training on some of the classes."""
     numbers, classes = contiguous_labels(labels)
-    start = closed_form_head(features, torch.from_numpy(numbers), encoder.dim, head_start(config))
+    # Fewer items than dimensions have fewer principal components: the rest of the head starts at zero.
+    rank = min(encoder.dim, len(features) - 1)
+    weight, bias = closed_form_head(features, torch.from_numpy(numbers), rank, head_start(config))
+    missing = encoder.dim - rank
+    start = nn.functional.pad(weight, (0, 0, 0, missing)), nn.functional.pad(bias, (0, missing))
     encoder.set_head(*start)
     loss = build_loss(len(classes)).to(device)
     initialize_centers(loss, encoder, features, numbers)

@@ -35,7 +35,7 @@ from softtriple.progress import Reporter
 from softtriple.training.auto import CUSTOM, choose_trainable, resolve, resolve_dim, resolve_training
 from softtriple.training.baseline import measure_baseline
 from softtriple.training.checkpoint import find_checkpoints
-from softtriple.training.choose import interpolate
+from softtriple.training.choose import class_splits, instance_splits, interpolate
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit, summary_writer
 from softtriple.training.run import Run, build_configured_loss, divide, embed_split, evaluate_benchmark, load_data
@@ -195,14 +195,17 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     device = dist.device()
     encoder.to(device)
     loss = sample_classes(shard(prepared.loss), config.loss.sample_rate, config.train.seed).to(device)
-    training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
     if config.model.head_init != "random":
-        initialize_backbone(encoder, benchmark.train)
+        initialize_backbone(encoder, benchmark.train)  # before its features are computed, and cached
+    training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
     features = feature_rows(encoder, training, device=device)
     baseline = _baseline(prepared, features, directory)
     head_features = encoder.head_input(features)
+    # Held out is what the test holds out: other classes, or other items of the same classes.
+    same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
+    splits = (instance_splits if same_classes else class_splits)(prepared.labels)
     config = choose(
-        config, encoder, head_features, prepared.labels, training,
+        config, splits, encoder, head_features, prepared.labels, training,
         lambda classes: build_configured_loss(config, classes), device, reporter,
     )  # fmt: skip
     if directory is not None and dist.is_main():
