@@ -56,7 +56,7 @@ def test_values_are_typed() -> None:
         ("train.epochs=few", "train.epochs = 'few' must be .*integer"),
         ("train.epochs=2.5", "train.epochs = 2.5 must be .*integer"),
         ("train.tensorboard=1", "train.tensorboard = 1 must be .*boolean"),
-        ("model.pooling=max", "model.pooling = 'max' must be 'average' or 'average.max'"),
+        ("model.pooling=max", "model.pooling = 'max' must be 'auto', 'average' or 'average.max'"),
         ("train.milestones=[1.5]", "train.milestones = .* must be .*integer"),
         ("loss.centers_per_class=few", "must be .*integer or 'auto'"),
     ],

@@ -8,15 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from softtriple.training.inference import embed_data, evaluate_run
 from tests.distributed.workers import Workers
 
 from softtriple.data import Split, Vectors
 from softtriple.metrics import Report
 from softtriple.metrics.evaluate import Embeddings, evaluate
 from softtriple.models import Encoder, EncoderConfig
-from softtriple.models.features import Reading, embed_share, embed_together, pixel_feed
-from softtriple.progress import Reporter
+from softtriple.models.features import Reading, embed_share, embed_together, item_feed
+from softtriple.training import Run
 
 
 def embeddings(items: int, seed: int, dim: int) -> Embeddings:
@@ -50,7 +49,7 @@ def vectors_of(items: int) -> tuple[torch.Tensor, torch.Tensor]:
     encoder = Encoder(EncoderConfig(backbone="mlp", in_features=6, hidden=(8,), dim=4))
     values = np.random.default_rng(0).standard_normal((items, 6)).astype(np.float32)
     split = Split(Vectors(values), np.zeros(items, dtype=np.int64))
-    feed = pixel_feed(encoder, split, Reading())
+    feed = item_feed(encoder, split, Reading())
     return embed_together(encoder, feed), embed_share(encoder, feed)
 
 
@@ -63,10 +62,9 @@ def test_vectors_are_equal_to_the_last_bit(workers: Workers, items: int) -> None
 
 
 def of_run(run: Path, data: str, out: Path) -> dict[str, Any]:
-    from softtriple.config import Config
-
-    embed_data(run, Config(dataset=data), out, Reporter(quiet=True))
-    report: dict[str, Any] = json.loads(evaluate_run(run, None, Reporter(quiet=True)).to_json())
+    loaded = Run.load(run)
+    loaded.write_embeddings(data, out)
+    report: dict[str, Any] = json.loads(loaded.evaluate().to_json())
     return {key: value for key, value in report.items() if key != "seconds"}
 
 

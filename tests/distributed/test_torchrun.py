@@ -36,7 +36,7 @@ def test_two_ranks_speak_with_one_voice(data: Path, tmp_path: Path) -> None:
     said, told = start(data, tmp_path / "run", "--epochs", "2").communicate(timeout=LIMIT)
     report = json.loads(said)  # one object, not two
     assert report["run"] == str(tmp_path / "run")
-    assert told.count("memory of each of 2 ranks") == told.count("the encoder is in") == 1
+    assert told.count("memory of each of 2 ranks") == told.count("encoder: ") == 1
     assert [json.loads(line)["epoch"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()] == [1, 2]
 
 

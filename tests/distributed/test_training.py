@@ -170,9 +170,9 @@ def test_each_class_keeps_its_steps_with_another_number_of_ranks(
 
 
 def test_sampled_classes_need_a_loss_that_has_them(vectors: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"sample_rate = 0.5: only softtriple and softmax-norm"):
+    with pytest.raises(ValueError, match=r"sample_rate = 0.5: proxy-nca .*softtriple and softmax-norm"):
         run(vectors, tmp_path / "run", [*SMALL, "loss.name=proxy-nca", "loss.sample_rate=0.5"])
-    with pytest.raises(ValueError, match=r"sample_rate = 2.0 must be above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"sample_rate = 2.0"):
         run(vectors, tmp_path / "other", [*SMALL, "loss.sample_rate=2"])
 
 
@@ -209,7 +209,7 @@ def test_a_run_is_not_overwritten(workers: Workers, vectors: str, tmp_path: Path
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()
     first, second = workers.run(2, clash, vectors, tmp_path / "run")
-    assert "not overwritten" in first
+    assert "already exists" in first
     assert second == ""
 
 

@@ -1,5 +1,7 @@
 """`evaluate` against pytorch-metric-learning and brute force, and the cases at the edge."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from softtriple.metrics import Report
-from softtriple.metrics import evaluate as evaluation
 from softtriple.metrics.evaluate import Embeddings, evaluate
+
+# The package exports a function of the same name, which hides the module.
+EVALUATION = importlib.import_module("softtriple.metrics.evaluate")
 
 
 def sample(count=300, num_classes=30, dim=16, noise=1.0, seed=0):
@@ -88,7 +92,7 @@ def test_a_small_budget_changes_no_number():
 
 
 def test_many_classes_take_one_run_of_kmeans(monkeypatch):
-    monkeypatch.setattr(evaluation, "_MANY_CLASSES", 20)
+    monkeypatch.setattr(EVALUATION, "_MANY_CLASSES", 20)
     runs = evaluate(sample(), bootstrap=0).kmeans
     assert runs is not None
     assert (runs.restarts, runs.nmi_spread, runs.ami_spread) == (1, None, None)
@@ -100,13 +104,13 @@ def test_a_large_class_does_not_deepen_the_search_of_others(monkeypatch, budget)
     labels = torch.from_numpy(np.concatenate([np.zeros(300, int), 1 + random.integers(40, size=200)]))
     labels = labels[torch.from_numpy(random.permutation(500))]
     vectors = torch.from_numpy(random.normal(size=(41, 8))[labels] + random.normal(size=(500, 8))).float()
-    candidates, search = [], evaluation.top_rows
+    candidates, search = [], EVALUATION.top_rows
 
     def count(queries, gallery, depth, **options):
         candidates.append(len(queries) * int(depth.amax()))
         return search(queries, gallery, depth, **options)
 
-    monkeypatch.setattr(evaluation, "top_rows", count)
+    monkeypatch.setattr(EVALUATION, "top_rows", count)
     data = Embeddings(vectors, labels)
     report = evaluate(data, kmeans_restarts=0, bootstrap=0, memory_budget=budget)
     assert retrieval(report) == pytest.approx(by_the_book(data, None, (1, 2, 4, 8)), abs=1e-12)

@@ -98,7 +98,7 @@ def test_rows_are_chosen_by_name_or_by_loss() -> None:
     [((), "constant"), ((20,), "epoch 20"), ((20, 40), "epochs 20 and 40"), ((12, 18, 19), "epochs 12, 18 and 19")],
 )
 def test_milestones_in_words(milestones: tuple[int, ...], words: str) -> None:
-    assert decay(milestones).endswith(words)
+    assert decay("step", milestones).endswith(words)
 
 
 def test_departures_are_named_and_auto_may_be_anything() -> None:

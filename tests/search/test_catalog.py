@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from softtriple.training.indexing import check_recall, delete_data, index_data, search
 
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, ImageFiles, Split, Texts, Vectors
 from softtriple.data.images import decode_image
+from softtriple.errors import UserError
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
 from softtriple.search import Hit, Item, catalog, nearest, open_store
-from softtriple.search.catalog import Indexed, embed_queries, fingerprint
+from softtriple.search.catalog import Indexed, embed_queries
 from softtriple.search.lance import LanceStore
-from softtriple.training.run import RunDir
-from softtriple.training.train import load_data, train
+from softtriple.training import Run, train
 
 QUIET = Reporter(quiet=True)
 SMALL = ["train.epochs=1", "train.batch_size=16", "model.dim=6", "loss.centers_per_class=2"]
@@ -47,7 +46,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def image_run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "images"
-    train(with_settings(Config(dataset=str(images)), [*SMALL, *CONV]), RunDir(out), QUIET)
+    config = with_settings(Config(), [*SMALL, *CONV, "data.split=instances"])
+    train(str(images), out=out, config=config, reporter=QUIET)
     return out
 
 
@@ -65,7 +65,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def vector_run(vectors: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "vectors"
-    train(with_settings(Config(dataset=str(vectors)), SMALL), RunDir(out), QUIET)
+    train(str(vectors), out=out, config=with_settings(Config(), SMALL), reporter=QUIET)
     return out
 
 
@@ -75,58 +75,58 @@ def uri(tmp_path: Path) -> str:
 
 
 def stored(run: Path, uri: str) -> dict[str, Item]:
-    opened = open_store(uri, fingerprint=fingerprint(run))
+    opened = open_store(uri, fingerprint=Encoder.load(run).fingerprint())
     return {item.id: item for items, _ in opened.scan() for item in items}
 
 
 def test_image_files(image_run: Path, images: Path, uri: str) -> None:
-    data = Config(dataset=str(images))
-    assert index_data(image_run, data, uri, QUIET) == Indexed(added=10, updated=0, unchanged=0, items=10, classes=2)
+    data = str(images)
+    assert Run.load(image_run).index(data, uri) == Indexed(added=10, updated=0, unchanged=0, items=10, classes=2)
     found = stored(image_run, uri)
     assert set(found) == {str(path.resolve()) for path in images.glob("*/*.png")}
     assert {(Path(item.source).parent.name, item.class_name) for item in found.values()} == {("b", "b"), ("d", "d")}
 
-    (hits,) = search(image_run, [str(images / "d" / "2.png")], uri, QUIET, k=3)
+    (hits,) = Run.load(image_run).search([str(images / "d" / "2.png")], uri, k=3)
     assert hits[0].item.source == str((images / "d" / "2.png").resolve())
     assert hits[0].score == pytest.approx(1, abs=1e-6)
-    (only,) = search(image_run, [str(images / "d" / "2.png")], uri, QUIET, k=30, classes=["b"])
+    (only,) = Run.load(image_run).search([str(images / "d" / "2.png")], uri, k=30, classes=["b"])
     assert [hit.item.class_name for hit in only] == ["b"] * 5
 
 
 def test_search_is_nearest_among_embeddings(vector_run: Path, vectors: Path, uri: str) -> None:
-    index_data(vector_run, Config(dataset=str(vectors)), uri, QUIET, part="test")
-    test = load_data(RunDir(vector_run).read_config(), QUIET).test
+    Run.load(vector_run).index(str(vectors), uri, part="test")
+    test = Run.load(vector_run).benchmark().test
     assert isinstance(test.items, Vectors)
     embedded = torch.from_numpy(Encoder.load(vector_run).embed(test.items.values))
-    found = search(vector_run, ["row:0", "row:5", "row:17"], uri, QUIET, k=7)
+    found = Run.load(vector_run).search(["row:0", "row:5", "row:17"], uri, k=7)
     best = nearest(embedded[[0, 5, 17]], embedded, 7)
     for hits, scores in zip(found, best.scores.tolist(), strict=True):
         np.testing.assert_allclose([hit.score for hit in hits], scores, atol=1e-6)
 
 
 def test_indexing_again_changes_nothing(vector_run: Path, vectors: Path, uri: str, monkeypatch) -> None:
-    data = Config(dataset=str(vectors))
-    index_data(vector_run, data, uri, QUIET)
+    data = str(vectors)
+    Run.load(vector_run).index(data, uri)
     before = stored(vector_run, uri)
     assert len(before) == 60, "a copy of a vector is an item of its own"
     assert sum(one.endswith("#2") for one in before) == 1
-    assert index_data(vector_run, data, uri, QUIET, again=True) == Indexed(60, 0, 0, items=60, classes=6)
+    assert Run.load(vector_run).index(data, uri, again=True) == Indexed(60, 0, 0, items=60, classes=6)
     monkeypatch.setattr(catalog, "_embed", None)  # what is stored is not embedded again
-    assert index_data(vector_run, data, uri, QUIET) == Indexed(0, 0, 60, items=60, classes=6)
+    assert Run.load(vector_run).index(data, uri) == Indexed(0, 0, 60, items=60, classes=6)
     assert stored(vector_run, uri) == before
 
 
 def test_parts_and_deletion(vector_run: Path, vectors: Path, uri: str, monkeypatch) -> None:
-    data, indexed = Config(dataset=str(vectors)), []
-    assert index_data(vector_run, data, uri, QUIET, part="test") == Indexed(30, 0, 0, items=30, classes=3)
+    data, indexed = str(vectors), []
+    assert Run.load(vector_run).index(data, uri, part="test") == Indexed(30, 0, 0, items=30, classes=3)
     test = stored(vector_run, uri)
-    assert index_data(vector_run, data, uri, QUIET) == Indexed(30, 0, 30, items=60, classes=6)
+    assert Run.load(vector_run).index(data, uri) == Indexed(30, 0, 30, items=60, classes=6)
     with monkeypatch.context() as patch:
         patch.setattr(LanceStore, "build_index", lambda self: indexed.append(self.count()))
-        assert delete_data(vector_run, data, uri, QUIET, part="train") == 30
+        assert Run.load(vector_run).delete(data, uri, part="train") == 30
     assert indexed == [30], "what is left is indexed anew"
     assert stored(vector_run, uri) == test
-    assert delete_data(vector_run, data, uri, QUIET) == 30
+    assert Run.load(vector_run).delete(data, uri) == 30
     assert stored(vector_run, uri) == {}
 
 
@@ -137,7 +137,7 @@ def test_new_classes_come_without_training_or_embedding_again(
     for path in images.glob("*/*.png"):
         (copy / path.parent.name).mkdir(parents=True, exist_ok=True)
         (copy / path.parent.name / path.name).write_bytes(path.read_bytes())
-    index_data(image_run, Config(dataset=str(copy)), uri, QUIET)
+    Run.load(image_run).index(str(copy), uri)
     (copy / "c").mkdir()
     for item in range(3):
         picture(100 + item).save(copy / "c" / f"{item}.png")
@@ -145,11 +145,11 @@ def test_new_classes_come_without_training_or_embedding_again(
     embed = catalog._embed
     monkeypatch.setattr(catalog, "_embed", lambda encoder, split: embedded.append(len(split)) or embed(encoder, split))
     # d was class 1 and is now class 2: its items get their new number, and keep their vectors.
-    grown = index_data(image_run, Config(dataset=str(copy)), uri, QUIET)
+    grown = Run.load(image_run).index(str(copy), uri)
     assert grown == Indexed(added=3, updated=5, unchanged=5, items=13, classes=3)
     assert sum(embedded) == 3
     assert {(item.class_name, item.label) for item in stored(image_run, uri).values()} == {("b", 0), ("c", 1), ("d", 2)}
-    (hits,) = search(image_run, [str(copy / "c" / "1.png")], uri, QUIET, k=1)
+    (hits,) = Run.load(image_run).search([str(copy / "c" / "1.png")], uri, k=1)
     assert hits[0].item.class_name == "c"
 
 
@@ -159,20 +159,20 @@ def test_moved_files_keep_their_vectors_and_do_not_double(
     first, second = tmp_path / "first", tmp_path / "second"
     shutil.copytree(images, first)
     (first / "b" / "copy.png").write_bytes((first / "b" / "0.png").read_bytes())
-    index_data(image_run, Config(dataset=str(first)), uri, QUIET)
+    Run.load(image_run).index(str(first), uri)
     shutil.copytree(first, second)
-    copied = index_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    copied = Run.load(image_run).index(str(second), uri)
     assert (copied.added, copied.moved, copied.items) == (11, 0, 22), "both are there"
-    delete_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    Run.load(image_run).delete(str(second), uri)
     before = {Path(one).relative_to(first).as_posix() for one in stored(image_run, uri)}
     shutil.rmtree(first)
     monkeypatch.setattr(catalog, "_embed", None)  # nothing is embedded again
-    moved = index_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    moved = Run.load(image_run).index(str(second), uri)
     assert moved == Indexed(added=0, updated=0, unchanged=0, items=11, classes=2, moved=11)
     after = stored(image_run, uri)
     assert {Path(one).relative_to(second).as_posix() for one in after} == before
     assert all(item.source == one for one, item in after.items())
-    again = index_data(image_run, Config(dataset=str(second)), uri, QUIET)
+    again = Run.load(image_run).index(str(second), uri)
     assert (again.unchanged, again.moved) == (11, 0)
 
 
@@ -180,7 +180,7 @@ def test_a_split_needs_no_benchmark_and_no_run(image_run: Path, images: Path, ur
     encoder = Encoder.load(image_run)
     paths = tuple(map(str, sorted(images.glob("d/*.png"))))
     entries = catalog.split_entries(Split(ImageFiles(paths), np.zeros(5, dtype=np.int64)), ("unlabelled",))
-    store = open_store(uri, fingerprint=fingerprint(image_run / "encoder"), dim=encoder.dim, create=True)
+    store = open_store(uri, fingerprint=Encoder.load(image_run).fingerprint(), dim=encoder.dim, create=True)
     assert catalog.index_items(encoder, [entries], store, QUIET).added == 5
     ((hit, *_),) = catalog.search_store(encoder, [paths[2]], store, k=3)
     assert (hit.item.source, hit.item.class_name) == (paths[2], "unlabelled")
@@ -213,12 +213,9 @@ def test_ids_of_texts_depend_on_the_text_alone() -> None:
 # Eight items at a time, and killed before the fourth eight are written.
 KILLED = """
 import os, signal, sys
-from pathlib import Path
 from softtriple.search import catalog
-from softtriple.config import Config
-from softtriple.progress import Reporter
 from softtriple.search.lance import LanceStore
-from softtriple.training.indexing import index_data
+from softtriple.training import Run
 
 put, left = LanceStore.put, [1, 1, 1]
 
@@ -227,7 +224,7 @@ def put_or_die(self, *given):
     put(self, *given)
 
 catalog.ITEMS_AT_ONCE, LanceStore.put = 8, put_or_die
-index_data(Path(sys.argv[1]), Config(dataset=sys.argv[2]), sys.argv[3], Reporter(quiet=True))
+Run.load(sys.argv[1]).index(sys.argv[2], sys.argv[3])
 """
 
 
@@ -235,34 +232,29 @@ def test_a_killed_indexing_continues(vector_run: Path, vectors: Path, uri: str) 
     command = [sys.executable, "-c", KILLED, str(vector_run), str(vectors), uri]
     assert subprocess.run(command, check=False).returncode == -9
     assert len(stored(vector_run, uri)) == 24
-    told = index_data(vector_run, Config(dataset=str(vectors)), uri, QUIET)
+    told = Run.load(vector_run).index(str(vectors), uri)
     assert told == Indexed(added=36, updated=0, unchanged=24, items=60, classes=6)
 
 
 def test_the_fingerprint_is_that_of_the_encoder(image_run: Path, vector_run: Path, uri: str, vectors: Path) -> None:
-    assert fingerprint(vector_run) == fingerprint(vector_run)
-    assert fingerprint(vector_run) != fingerprint(image_run)
-    index_data(vector_run, Config(dataset=str(vectors)), uri, QUIET)
-    with pytest.raises(ValueError, match=f"{fingerprint(vector_run)}, this run has {fingerprint(image_run)}"):
-        search(image_run, ["x.png"], uri, QUIET)
-    encoder = vector_run / "encoder" / "model.safetensors"
-    content = encoder.read_bytes()
-    before = fingerprint(vector_run)
-    try:
-        encoder.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        assert fingerprint(vector_run) != before
-    finally:
-        encoder.write_bytes(content)
+    assert Encoder.load(vector_run).fingerprint() == Encoder.load(vector_run).fingerprint()
+    assert Encoder.load(vector_run).fingerprint() != Encoder.load(image_run).fingerprint()
+    Run.load(vector_run).index(str(vectors), uri)
+    with pytest.raises(
+        ValueError,
+        match=f"{Encoder.load(vector_run).fingerprint()}, this run has {Encoder.load(image_run).fingerprint()}",
+    ):
+        Run.load(image_run).search(["x.png"], uri)
 
 
 def test_recall_of_a_flat_store_is_one(vector_run: Path, vectors: Path, uri: str) -> None:
-    index_data(vector_run, Config(dataset=str(vectors)), uri, QUIET)
-    assert check_recall(vector_run, uri, QUIET) == 1
+    Run.load(vector_run).index(str(vectors), uri)
+    assert Run.load(vector_run).check_recall(uri) == 1
 
 
 def test_recall_is_what_a_search_finds(vector_run: Path, vectors: Path, uri: str, monkeypatch) -> None:
-    index_data(vector_run, Config(dataset=str(vectors)), uri, QUIET)
-    opened = open_store(uri, fingerprint=fingerprint(vector_run))
+    Run.load(vector_run).index(str(vectors), uri)
+    opened = open_store(uri, fingerprint=Encoder.load(vector_run).fingerprint())
     whole = type(opened).search
     # A search that loses the three nearest others finds, of ten true neighbours, seven.
     monkeypatch.setattr(
@@ -270,13 +262,13 @@ def test_recall_is_what_a_search_finds(vector_run: Path, vectors: Path, uri: str
         "search",
         lambda self, queries, k, **more: [hits[:1] + hits[4:] for hits in whole(self, queries, k + 3, **more)],
     )
-    assert check_recall(vector_run, uri, QUIET) == pytest.approx(0.7, abs=0.03)
+    assert Run.load(vector_run).check_recall(uri) == pytest.approx(0.7, abs=0.03)
 
 
 def test_wrong_questions(vector_run: Path, image_run: Path, vectors: Path, images: Path, tmp_path: Path) -> None:
     uri, pictures = str(tmp_path / "vectors"), str(tmp_path / "images")
-    index_data(vector_run, Config(dataset=str(vectors)), uri, QUIET)
-    index_data(image_run, Config(dataset=str(images)), pictures, QUIET)
+    Run.load(vector_run).index(str(vectors), uri)
+    Run.load(image_run).index(str(images), pictures)
     for run, place, query, sentence in (
         (vector_run, uri, "row:30", "row:30: the run has 30 test items, row:0 to row:29"),
         (vector_run, uri, "cat.png", "cat.png: the encoder takes vectors"),
@@ -284,23 +276,23 @@ def test_wrong_questions(vector_run: Path, image_run: Path, vectors: Path, image
         (image_run, pictures, "row:-1", "row:-1: no such file"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            search(run, [query], place, QUIET)
+            Run.load(run).search([query], place)
     with pytest.raises(ValueError, match="there is no class 'z' in the store"):
-        search(vector_run, ["row:0"], uri, QUIET, classes=["a", "z"])
-    with pytest.raises(FileNotFoundError, match="no encoder here"):
-        fingerprint(tmp_path)
+        Run.load(vector_run).search(["row:0"], uri, classes=["a", "z"])
+    with pytest.raises(UserError, match="not a run directory"):
+        Run.load(tmp_path)
 
 
 def test_data_that_do_not_fit_make_no_store(vector_run: Path, image_run: Path, images: Path, tmp_path: Path) -> None:
     wide = tmp_path / "wide.npz"
     np.savez(wide, vectors=np.ones((8, 9), dtype=np.float32), labels=np.repeat(np.arange(4), 2))
     for run, data, sentence in (
-        (vector_run, wide, "the encoder takes vectors of 8 numbers; the data have 9"),
-        (vector_run, images, "takes vectors; the data are images"),
-        (image_run, wide, "takes images; the data are vectors"),
+        (vector_run, wide, "vectors of 8 numbers, but the data have 9"),
+        (vector_run, images, "takes vectors, but the data are images"),
+        (image_run, wide, "takes images, but the data are vectors"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            index_data(run, Config(dataset=str(data)), str(tmp_path / "store"), QUIET)
+            Run.load(run).index(str(data), str(tmp_path / "store"))
     assert not (tmp_path / "store").exists()
 
 

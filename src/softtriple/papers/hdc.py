@@ -59,8 +59,8 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     with directory.opened(resume=True):
         benchmark = as_benchmark(config, reporter)
         # The table of losses has no HDC: to `resolve` it is a module that the caller passes.
-        custom = replace(config, model=replace(model, head_init="random"), loss=LossConfig(name=f"{CUSTOM}HDCLoss"))
-        custom = resolve(directory.resume_config(custom), benchmark, reporter)
+        config = directory.resume_config(replace(config, model=replace(model, head_init="random")))
+        custom = resolve(replace(config, loss=LossConfig(name=f"{CUSTOM}HDCLoss")), benchmark, reporter)
         if custom.model.trainable == "auto":
             raise UserError("model.trainable = 'auto': for HDC choose all or head")
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]

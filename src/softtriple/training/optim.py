@@ -130,11 +130,11 @@ def _distinct_rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 def set_rates(optimizer: torch.optim.Optimizer, epoch: int, config: TrainConfig) -> None:
     """Set the rates for ``epoch``, counted from 0: the backbone waits during warm-up, all follow the schedule."""
-    assert config.epochs != "auto"
-    assert config.milestones != "auto"
     if config.schedule == "cosine":
+        assert config.epochs != "auto"
         factor = cosine_factor(epoch, config.epochs)
     else:
+        assert config.milestones != "auto"
         factor = rate_factor(epoch, config.milestones)
     for group in optimizer.param_groups:
         waits = group["part"] == "backbone" and epoch < config.warm_up_epochs
