@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from softtriple.files import appearing_file, appearing_folder, append_line, remove_partial, write_whole
+from softtriple.files import append_line, atomic_folder, atomic_write, remove_partial, write_text
 
 
 def test_a_file_appears_whole(tmp_path):
     target = tmp_path / "new" / "file.txt"
-    with appearing_file(target) as temporary:
+    with atomic_write(target) as temporary:
         temporary.write_text("content")
         assert temporary.suffix == ".txt"
         assert not target.exists()
@@ -25,7 +25,7 @@ def test_a_failure_leaves_the_old_file(tmp_path):
     target.write_text("old")
 
     def fail():
-        with appearing_file(target) as temporary:
+        with atomic_write(target) as temporary:
             temporary.write_text("half")
             raise RuntimeError("power cut")
 
@@ -37,21 +37,21 @@ def test_a_failure_leaves_the_old_file(tmp_path):
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     def fail():
-        with appearing_folder(tmp_path / "bad") as temporary:
+        with atomic_folder(tmp_path / "bad") as temporary:
             (temporary / "half").touch()
             raise RuntimeError("power cut")
 
     with pytest.raises(RuntimeError, match="power cut"):
         fail()
     assert not list(tmp_path.iterdir())
-    with appearing_folder(tmp_path / "good") as temporary:
+    with atomic_folder(tmp_path / "good") as temporary:
         (temporary / "file").touch()
     assert [path.name for path in (tmp_path / "good").iterdir()] == ["file"]
     assert list(tmp_path.iterdir()) == [tmp_path / "good"]
 
 
 def test_of_two_folders_the_first_stays(tmp_path):
-    with appearing_folder(tmp_path / "x") as late, appearing_folder(tmp_path / "x") as early:
+    with atomic_folder(tmp_path / "x") as late, atomic_folder(tmp_path / "x") as early:
         (late / "late").touch()
         (early / "early").touch()
     assert [path.name for path in (tmp_path / "x").iterdir()] == ["early"]
@@ -60,14 +60,14 @@ def test_of_two_folders_the_first_stays(tmp_path):
 
 def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "report.json"
-    write_whole(file, json.dumps({"old": 1}))
+    write_text(file, json.dumps({"old": 1}))
 
     def full_disk(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        write_whole(file, "half of the new")
+        write_text(file, "half of the new")
     assert json.loads(file.read_text()) == {"old": 1}
 
 
@@ -88,7 +88,7 @@ def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
         other.touch()
     for path in (old / "half", old, *others):
         os.utime(path, (time.time() - 2 * 86400,) * 2)
-    write_whole(tmp_path / "file", "text")
+    write_text(tmp_path / "file", "text")
     assert not old.exists()
     assert new.exists()
     remove_partial(tmp_path)

@@ -1,8 +1,8 @@
-"""The one door to torch.distributed: processes that torchrun started, and what they tell each other.
+"""The only module that uses torch.distributed: processes started by torchrun, and what they exchange.
 
 In one process every function here is the identity. With several, all ranks must call the same functions in the same
-order. Ranks meet in two groups: one for what happens in every step (gloo for tensors on a CPU, NCCL for those on GPUs),
-and a patient one on gloo, where they wait for work that may take the first of them hours.
+order. There are two process groups: one for the exchanges of every step (gloo for CPU tensors, NCCL for GPU tensors),
+and a patient one on gloo, in which ranks wait for work that may take the first of them hours.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 Value = TypeVar("Value")
 
-# A rank that hangs is noticed after so long; one that ends is noticed at once, by its broken connections.
+# A rank that hangs is noticed after this time; one that ends is noticed at once, by its broken connections.
 STEP_TIMEOUT = timedelta(minutes=30)
 PATIENCE = timedelta(days=1)
 
@@ -36,9 +36,9 @@ _patient_group: Any = None
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Work together with the other processes of a torchrun job; outside of one, alone.
+    """Join the other processes of a torchrun job; outside of one, do nothing.
 
-    When another process ends early, this one ends with a ConnectionError that says so.
+    If another process ends early, this one raises a ConnectionError that says so.
     """
     global _patient_group
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or torch_dist.is_initialized():
@@ -57,8 +57,8 @@ def joined() -> Iterator[None]:
         # torchrun ends all ranks when it sees that one is dead; this one ends anyway, once it has said why.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ConnectionError(
-            f"rank {rank()} of {world_size()}: another process of the job has ended, and may have said why; the newest "
-            "checkpoint is whole: continue with --resume"
+            f"rank {rank()} of {world_size()}: another process of the job has ended; its own message may say why. The "
+            "newest checkpoint is complete: continue with --resume"
         ) from error
     finally:
         _patient_group = None
@@ -76,19 +76,19 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is the first process, the one that writes files and talks to people."""
+    """Whether this is the first process, which writes files and prints."""
     return rank() == 0
 
 
 def device() -> torch.device:
-    """Where this process computes: a GPU of its own if the machine has any, else the CPU."""
+    """The device of this process: its own GPU if there are any, else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def share(count: int) -> slice:
-    """This rank's part of ``count`` things: a run of them, one longer on the first ranks where they do not divide.
+    """This rank's part of ``count`` items: a contiguous slice, one longer on the first ranks if they do not divide.
 
     Example:
         >>> share(5)
@@ -99,11 +99,11 @@ def share(count: int) -> slice:
     return slice(start, start + size + (rank() < longer))
 
 
-# What ranks tell each other. Nothing of this has a gradient.
+# Exchanges without gradients.
 
 
 def from_main(make: Callable[[], Value]) -> Value:
-    """What ``make`` gives on the first rank, on every rank; the others wait for it."""
+    """The result of ``make`` on the first rank, on every rank; the others wait for it."""
     if world_size() == 1:
         return make()
     made = [make() if is_main() else None]
@@ -113,7 +113,7 @@ def from_main(make: Callable[[], Value]) -> Value:
 
 @contextmanager
 def main_first() -> Iterator[None]:
-    """The first rank runs the block while the others wait, then they do: what it leaves on disk is there for them."""
+    """The first rank runs the block while the others wait, then they run it and find what it left on disk."""
     if not is_main():
         barrier()
     try:
@@ -130,7 +130,7 @@ def barrier() -> None:
 
 
 def any_rank(*flags: bool) -> list[bool]:
-    """For each of ``flags`` whether it is set on any rank."""
+    """For each of ``flags``, whether it is set on any rank."""
     if world_size() == 1:
         return list(flags)
     numbers = torch.tensor([int(flag) for flag in flags])
@@ -150,7 +150,7 @@ def gather_objects(value: Value) -> list[Value]:
 def gather_rows(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
     """The rows of all ranks, those of the first on top; ranks may have different numbers of them, or none.
 
-    It takes memory for the rows once; what is gathered in every step comes in one exchange instead.
+    Takes memory for the rows only once; what is gathered in every step uses a single exchange instead.
     """
     if world_size() == 1:
         return tensor
@@ -169,14 +169,14 @@ def stack(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "ranks ..."]:
 
 
 def sum_(tensor: Tensor) -> Tensor:
-    """Put the sum over all ranks in the place of ``tensor``."""
+    """Replace ``tensor`` by its sum over all ranks."""
     if world_size() > 1:
         torch_dist.all_reduce(tensor)
     return tensor
 
 
 def rows_on_main(tensor: Shaped[Tensor, "rows ..."], folder: Path) -> Shaped[Tensor, "all_rows ..."]:
-    """The rows of all ranks on the first, where they lie in a nameless file in ``folder`` and take no memory.
+    """The rows of all ranks on the first, memory-mapped from an unlinked temporary file in ``folder``.
 
     Other ranks get their own rows back.
     """
@@ -190,9 +190,10 @@ def rows_on_main(tensor: Shaped[Tensor, "rows ..."], folder: Path) -> Shaped[Ten
         return tensor
     shape = (sum(counts), *mine.shape[1:])
     size = math.prod(shape) * mine.element_size()
-    with tempfile.TemporaryFile(dir=folder) as file:  # what is mapped stays when the file is closed
-        # Writing to a mapped page that the disk has no room for would kill the process (SIGBUS): here it is an error.
-        os.posix_fallocate(file.fileno(), 0, size)
+    with tempfile.TemporaryFile(dir=folder) as file:  # the mapping outlives the file object
+        if hasattr(os, "posix_fallocate"):  # not on macOS and Windows
+            # Writing to a mapped page without disk space would kill the process (SIGBUS); allocating raises instead.
+            os.posix_fallocate(file.fileno(), 0, size)
         memory = np.memmap(file, np.uint8, "w+", shape=size)
     whole = torch.from_numpy(memory).view(mine.dtype).view(shape)
     parts = torch.split(whole, counts)
@@ -204,19 +205,19 @@ def rows_on_main(tensor: Shaped[Tensor, "rows ..."], folder: Path) -> Shaped[Ten
 
 
 def _pieces(tensor: Shaped[Tensor, "rows ..."]) -> Iterator[Shaped[Tensor, "some ..."]]:
-    """Runs of rows that are small enough to send."""
+    """Slices of rows that are small enough to send."""
     rows = max(1, PIECE_BYTES // max(1, tensor[:1].numel() * tensor.element_size()))
     return (tensor[start : start + rows] for start in range(0, len(tensor), rows))
 
 
-# What training needs.
+# Exchanges of training.
 
 
 def data_parallel(module: nn.Module) -> nn.Module:
     """``module`` with the weights of the first rank on all ranks, and gradients averaged over ranks in backward.
 
-    On GPUs batch norm takes its statistics from the parts of all ranks. gloo cannot: there each rank has those of its
-    own part, and the running ones are the first rank's.
+    On GPUs batch norm uses statistics over the parts of all ranks. gloo cannot: each rank uses those of its own part,
+    and the running statistics are those of the first rank.
     """
     if world_size() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
@@ -259,9 +260,9 @@ def gather_batch(
 ) -> tuple[Float[Tensor, "all dim"], Shaped[Tensor, " all"]]:
     """Embeddings and labels of the whole batch from the parts of the ranks, which may have different sizes, or none.
 
-    Backward: the gradients that all ranks have for this rank's rows, summed. Where every rank computes the same value
-    from the whole batch, that is the gradient of this value as many times as there are ranks, and the average that
-    ``data_parallel`` then takes makes it the gradient of one process.
+    Backward: the sum over ranks of their gradients for this rank's rows. If every rank computes the same value from the
+    whole batch, that is the gradient of the value times the number of ranks, which the average in ``data_parallel``
+    makes the gradient of one process again.
     """
     if world_size() == 1:
         return embeddings, labels
@@ -290,7 +291,7 @@ def _row_counts(tensor: Tensor) -> list[int]:
 
 
 def _gather(tensor: Tensor, counts: list[int]) -> Tensor:
-    # Backends want equal sizes: short parts are filled up, and what fills them is cut off again.
+    # Backends need equal sizes: shorter parts are padded, and the padding is cut off again.
     longest = max(counts)
     padded = tensor.new_zeros(longest, *tensor.shape[1:])
     padded[: len(tensor)] = tensor.detach()

@@ -1,4 +1,4 @@
-"""Files that are there whole and on disk, or not at all: after a crash, a full disk or a loss of power."""
+"""Atomic writes: after a crash, a full disk or a power failure a file is complete, or it is the old one."""
 
 import os
 import re
@@ -9,24 +9,24 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# The whole name is matched: these lie beside other people's files, of which none may be swept.
+# The whole name is matched: temporary files lie beside files of others, which must never be removed.
 _PREFIX = ".softtriple-partial-"
 _PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\..+)?")
-# What a killed process left behind is removed when it is that old; whoever still writes has written something since.
+# Temporary files of a killed process are removed at this age; a process that still writes has touched its own since.
 _ABANDONED_SECONDS = 24 * 3600
 
 
 @contextmanager
-def appearing_file(path: Path) -> Iterator[Path]:
-    """A temporary path that takes the place of ``path`` when the block ends well, and vanishes when it does not.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path that replaces ``path`` when the block succeeds, and is removed when it fails.
 
-    The content is on disk before it gets its name: a loss of power leaves the old file or the new one, never an
-    empty one.
+    The content is flushed to disk before the rename: a power failure leaves the old file or the new one, never an empty
+    one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path)
     try:
-        with explained(path):
+        with naming_file(path):
             yield temporary
             _sync(temporary)
             temporary.replace(path)
@@ -36,13 +36,13 @@ def appearing_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def appearing_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``path`` when the block ends well, unless another process was first."""
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """A temporary folder that becomes ``path`` when the block succeeds, unless another process was first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path)
     temporary.mkdir()
     try:
-        with explained(path):
+        with naming_file(path):
             yield temporary
             for file in temporary.rglob("*"):
                 _sync(file)
@@ -57,38 +57,38 @@ def appearing_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Failures to write that name no file, as those of a full disk do, name ``path``."""
+def naming_file(path: Path) -> Iterator[None]:
+    """Add ``path`` to write errors that name no file, such as that of a full disk."""
     try:
         yield
     except OSError as error:
         if error.filename is not None or error.strerror is None:
             raise
-        raise OSError(f"{path}: cannot be written ({error.strerror}); nothing that was there is lost") from error
+        raise OSError(f"{path}: cannot be written ({error.strerror}). Existing files are unchanged.") from error
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a text file that appears, or replaces an older one, only when it is complete and on disk."""
-    with appearing_file(path) as temporary:
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add ``line`` to a text file, and return when it is on disk."""
-    with explained(path), path.open("a", encoding="utf-8") as file:
+    """Append ``line`` to a text file and flush it to disk."""
+    with naming_file(path), path.open("a", encoding="utf-8") as file:
         file.write(line + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove what killed processes left half-written in ``folder`` and below; no process may be writing there."""
+    """Remove temporary files of killed processes in ``folder`` and below; no process may be writing there."""
     for path in _partial(folder.rglob(f"{_PREFIX}*")):
         _remove(path)
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a file or folder that others may be looking for: it is there whole until it is gone."""
+    """Remove a file or folder atomically for processes that look for it."""
     aside = _beside(path)
     path.rename(aside)
     _remove(aside)
@@ -96,10 +96,10 @@ def remove_whole(path: Path) -> None:
 
 def _beside(path: Path) -> Path:
     for old in _partial(path.parent.glob(f"{_PREFIX}*")):
-        with suppress(OSError):  # another process has just finished with it, or it is not ours to remove
+        with suppress(OSError):  # another process has just removed it, or it belongs to another user
             if time.time() - max(part.stat().st_mtime for part in (old, *old.rglob("*"))) > _ABANDONED_SECONDS:
                 _remove(old)
-    # The suffix stays: numpy appends the one it misses.
+    # Keep the suffix: NumPy appends it if it is missing.
     return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}{path.suffix}")
 
 

@@ -1,4 +1,4 @@
-"""What a long job tells a person: a bar on a terminal, plain lines when piped; always on standard error."""
+"""Progress of long jobs on standard error: a bar on a terminal, plain lines when piped."""
 
 import sys
 import time
@@ -14,7 +14,7 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Reporter:
-    """Notes and the progress of tasks; ``quiet`` says nothing, as ranks other than the first do."""
+    """Prints notes and the progress of tasks; ``quiet`` prints nothing, as on ranks other than the first."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
@@ -23,13 +23,13 @@ class Reporter:
     def note(self, text: str) -> None:
         """One line."""
         if not self._quiet:
-            # Names of files may hold what a terminal would obey.
+            # File names may contain control characters that a terminal would obey.
             shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
             self._console.print(shown, markup=False)
 
     @contextmanager
     def task(self, name: str) -> Iterator[Update]:
-        """A long task; call the function it gives with (done, total, detail) as often as you like."""
+        """A long task; call the function it yields with (done, total, detail) as often as you like."""
         if self._quiet:
             yield lambda *_: None
         elif self._console.is_terminal:
@@ -63,7 +63,7 @@ class Reporter:
             nonlocal last, start
             now = time.monotonic()
             if start is None:
-                start = now, done  # the pace counts from here: what a resumed task brings along took no time
+                start = now, done  # measure speed from here: what a resumed task starts with took no time
             elif now - last >= SECONDS_BETWEEN_LINES:
                 last = now
                 left = (now - start[0]) * (total - done) / max(done - start[1], 1)
@@ -73,12 +73,12 @@ class Reporter:
 
 
 def one_line(text: str) -> str:
-    """``text`` without line breaks, and without what a terminal would obey."""
+    """``text`` without line breaks and control characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def duration(seconds: float) -> str:
-    """A length of time as a person says it.
+    """A readable length of time.
 
     Example:
         >>> duration(45.0), duration(200.0), duration(32_000.0)

@@ -227,6 +227,6 @@ def test_a_disk_without_room_for_the_centers_is_an_error_of_the_folder(
 ) -> None:
     first, second = workers.run(2, without_room, vectors, tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
-    assert first == f"{folder}: cannot be written (No space left on device); nothing that was there is lost"
+    assert first == f"{folder}: cannot be written (No space left on device). Existing files are unchanged."
     assert second == ""
     assert list(folder.iterdir()) == []

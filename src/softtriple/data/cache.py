@@ -29,7 +29,7 @@ from softtriple.data.benchmark import ImageFiles, fingerprint
 from softtriple.data.images import decode_image, open_image, resize_short_side
 from softtriple.data.prefetch import map_ahead
 from softtriple.errors import UserError
-from softtriple.files import appearing_file, appearing_folder, remove_whole
+from softtriple.files import atomic_folder, atomic_write, remove_whole
 
 T = TypeVar("T")
 Notify = Callable[[str], None]
@@ -107,7 +107,7 @@ def cached(path: Path, make: Callable[[Path], None], read: Callable[[Path], T], 
         else:
             mark_used(path)
             return content
-    with appearing_file(path) if path.suffix else appearing_folder(path) as temporary:
+    with atomic_write(path) if path.suffix else atomic_folder(path) as temporary:
         make(temporary)
     return read(path)
 

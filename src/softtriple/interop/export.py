@@ -21,7 +21,7 @@ from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from softtriple.errors import UserError, did_you_mean
-from softtriple.files import appearing_file
+from softtriple.files import atomic_write
 from softtriple.models import Encoder, Preprocess
 from softtriple.models.backbones.text import LETTERS, MOST_CHARACTERS, HashedNgrams
 
@@ -150,7 +150,7 @@ def export_encoder(encoder: Encoder, path: Path, format: str = "onnx", *, force:
     dynamic = {axis: name for axis, name in enumerate(description["input"]["shape"]) if isinstance(name, str)}
     text = json.dumps(description, ensure_ascii=False)
     traced = _Traced(_Graph(encoder).eval(), _items(encoder, 2), description["input"]["name"], dynamic, text)
-    with appearing_file(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             with _quiet():
                 chosen.write(traced, temporary)

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softtriple.data.benchmark import Kind
 from softtriple.errors import UserError
-from softtriple.files import appearing_file, write_whole
+from softtriple.files import atomic_write, write_text
 from softtriple.models.backbones import build_backbone, restore_backbone
 from softtriple.models.backbones.module import MODULE, module_backbone, module_name
 from softtriple.models.backbones.stages import StagedNetwork
@@ -333,14 +333,14 @@ class Encoder(nn.Module):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with appearing_file(folder / _WEIGHTS) as temporary:
+        with atomic_write(folder / _WEIGHTS) as temporary:
             write_tensors(temporary, self._tensors())
             checksum = sha256_of(temporary)
         for name, text in self.backbone.files.items():
-            write_whole(folder / name, text)
+            write_text(folder / name, text)
         files = {name: sha256_of(folder / name) for name in self.backbone.files}
         description = write_description(self.config, self.preprocess, self.class_names, checksum, files)
-        write_whole(folder / _DESCRIPTION, description)
+        write_text(folder / _DESCRIPTION, description)
 
     def fingerprint(self) -> str:
         """A hash of the weights, the configuration and the preprocessing; the same before and after saving."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from softtriple.config import Config, with_values
 from softtriple.errors import UserError
-from softtriple.files import write_whole
+from softtriple.files import write_text
 from softtriple.losses.centers import MERGED, count_distinct, nearest_centers
 from softtriple.metrics import Embeddings, ami, evaluate, nmi
 from softtriple.papers.figures import draw_curves
@@ -120,7 +120,7 @@ def modes_of(config: Config, directory: RunDir, reporter: Reporter) -> Modes:
         intervals: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("fine_interval", "class_interval")}
         return Modes(**values, **intervals)
     modes = find_modes(run_of(config, directory, reporter))
-    write_whole(file, json.dumps(asdict(modes), indent=2) + "\n")
+    write_text(file, json.dumps(asdict(modes), indent=2) + "\n")
     return modes
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-from softtriple.files import appearing_file, write_whole
+from softtriple.files import atomic_write, write_text
 from softtriple.report.charts import png, svg
 from softtriple.report.templating import data_url, render
 
@@ -122,15 +122,15 @@ def write_result(result: Result, out: Path, name: str) -> tuple[Path, ...]:
     out.mkdir(parents=True, exist_ok=True)
     paths = {kind: out / f"{name}.{kind}" for kind in ("md", "html", "svg", "png")}
     if result.figure is None:
-        write_whole(paths["md"], to_markdown(result.sheet))
-        write_whole(paths["html"], to_html(result.sheet))
+        write_text(paths["md"], to_markdown(result.sheet))
+        write_text(paths["html"], to_html(result.sheet))
         return paths["md"], paths["html"]
     drawing = svg(result.figure)
     for kind, content in (("svg", drawing), ("png", png(result.figure))):
-        with appearing_file(paths[kind]) as temporary:
+        with atomic_write(paths[kind]) as temporary:
             temporary.write_bytes(content)
-    write_whole(paths["md"], to_markdown(result.sheet, [paths["svg"].name]))
-    write_whole(paths["html"], to_html(result.sheet, [drawing]))
+    write_text(paths["md"], to_markdown(result.sheet, [paths["svg"].name]))
+    write_text(paths["html"], to_html(result.sheet, [drawing]))
     return tuple(paths.values())
 
 

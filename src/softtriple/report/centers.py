@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softtriple.errors import UserError
-from softtriple.files import appearing_file
+from softtriple.files import atomic_write
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.progress import one_line
 from softtriple.report.charts import draw_centers, png, svg
@@ -55,5 +55,5 @@ def draw(counts: CenterCounts, file: Path) -> None:
     if file.suffix not in writers:
         raise UserError(f"{file}: unknown image format {file.suffix!r}; use .svg or .png")
     title, distinct = f"{len(counts.distinct)} classes", [float(count) for count in counts.distinct.values()]
-    with appearing_file(file) as temporary:
+    with atomic_write(file) as temporary:
         temporary.write_bytes(writers[file.suffix](draw_centers({title: distinct}, counts.most)))

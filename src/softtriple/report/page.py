@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from softtriple.errors import UserError
-from softtriple.files import write_whole
+from softtriple.files import write_text
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.metrics import Difference, Report, difference_intervals
 from softtriple.report.charts import center_histogram, line_sample, loss_curves, recall_curves
@@ -84,7 +84,7 @@ def write_page(
         ),
         methods=tuple(_method(name, run) for name, run in named.items()),
     )
-    write_whole(path, render_page(page))
+    write_text(path, render_page(page))
     return path
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.errors import UserError
-from softtriple.files import appearing_file, explained
+from softtriple.files import atomic_write, naming_file
 from softtriple.losses import Loss
 
 FORMAT = 1
@@ -57,7 +57,7 @@ def save_checkpoint(
         "scaler": scaler.state_dict(),
         "random": torch.get_rng_state(),
     }
-    with appearing_file(folder / f"epoch-{position.epoch:05}-batch-{position.batch:07}.pt") as temporary:
+    with atomic_write(folder / f"epoch-{position.epoch:05}-batch-{position.batch:07}.pt") as temporary:
         _write(state, temporary)
     for old in find_checkpoints(folder)[:-KEEP]:
         old.unlink()
@@ -129,7 +129,7 @@ def _first_line(error: Exception) -> str:
 def _whole_states(loss: Loss, optimizer: torch.optim.Optimizer, folder: Path) -> tuple[State, State]:
     """States of loss and optimiser with the rows of all ranks, on the first one; every rank must ask."""
     states = loss.state_dict(), optimizer.state_dict()
-    with explained(folder):
+    with naming_file(folder):
         return _with_rows(loss, optimizer, states, lambda rows: dist.rows_on_main(rows, folder))
 
 

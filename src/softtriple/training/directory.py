@@ -25,7 +25,7 @@ import filelock
 from softtriple.config import FORMAT, Config, read_config, with_values, write_config
 from softtriple.data import Benchmark
 from softtriple.errors import UserError
-from softtriple.files import append_line, remove_partial, write_whole
+from softtriple.files import append_line, remove_partial, write_text
 from softtriple.metrics import Report
 from softtriple.training.checkpoint import Position
 
@@ -140,12 +140,12 @@ class RunDir:
         """Write the resolved configuration; a resumed run must have the same."""
         if self.config_file.exists():
             self._check_same(self.read_config(), config)
-        write_whole(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
+        write_text(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
 
     def write_data(self, benchmark: Benchmark) -> None:
         """Record a fingerprint of the data."""
         written = {"fingerprint": benchmark.fingerprint(), "name": benchmark.name}
-        write_whole(self.data_file, json.dumps(written) + "\n")
+        write_text(self.data_file, json.dumps(written) + "\n")
 
     def check_data(self, benchmark: Benchmark) -> None:
         """UserError if an earlier start of this run had other data."""
@@ -165,7 +165,7 @@ class RunDir:
     def write_baseline(self, reports: Mapping[str, Report]) -> None:
         """Write the reports of untrained embeddings, by name."""
         table = {name: json.loads(report.to_json()) for name, report in reports.items()}
-        write_whole(self.baseline_file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+        write_text(self.baseline_file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
 
     def read_baseline(self) -> dict[str, Report]:
         """The reports of untrained embeddings, by name; none in runs of version 0.1."""
@@ -209,7 +209,7 @@ class RunDir:
             done = (entry["epoch"], 0) if "batch" not in entry else (entry["epoch"] - 1, entry["batch"])
             if done <= (position.epoch, position.batch):
                 kept.append(line + "\n")
-        write_whole(self.log_file, "".join(kept))
+        write_text(self.log_file, "".join(kept))
 
     def _log_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """The lines of the log that are entries; one that a crash cut short, or that was damaged, is none."""

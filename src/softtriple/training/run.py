@@ -27,7 +27,7 @@ from softtriple.data import (
 )
 from softtriple.data.benchmark import OnError
 from softtriple.errors import UserError
-from softtriple.files import explained
+from softtriple.files import naming_file
 from softtriple.losses import Loss, as_loss, build_loss, has_option
 from softtriple.metrics import Embeddings, Report, evaluate
 from softtriple.models import Encoder
@@ -204,7 +204,7 @@ class Run:
         feeds = [self._feeds.evaluation(split) for split in splits]
         with self._reporter.task("embedding") as update:
             shares = [embed_share(self.encoder, feed, device=device, progress=update) for feed in feeds]
-        with explained(out):  # only the first rank has more than its share
+        with naming_file(out):  # only the first rank has more than its share
             out.parent.mkdir(parents=True, exist_ok=True)
             parts = [dist.rows_on_main(share, out.parent) for share in shares]
         labels = np.concatenate([split.labels for split in splits])

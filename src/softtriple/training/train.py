@@ -16,7 +16,7 @@ from softtriple import dist
 from softtriple.config import Config, ModelConfig, setting_names, with_values
 from softtriple.data import Benchmark, Split, Vectors, absolute_spec, contiguous_labels, make_benchmark
 from softtriple.errors import UserError, did_you_mean
-from softtriple.files import appearing_file, explained, write_whole
+from softtriple.files import atomic_write, naming_file, write_text
 from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
 from softtriple.metrics import Embeddings, Report, evaluate
 from softtriple.models import (
@@ -251,7 +251,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     if directory is not None and dist.is_main():
         for name, written in (("report.json", report), ("validation.json", validation)):
             if written is not None:
-                write_whole(directory.path / name, written.to_json() + "\n")
+                write_text(directory.path / name, written.to_json() + "\n")
     return Run(
         config=config, encoder=encoder, loss=loss, report=report, baselines=baseline, validation=validation, log=log,
         benchmark=benchmark, test_embeddings=test, directory=directory, reporter=reporter,
@@ -324,7 +324,7 @@ def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:
     if part is None:
         return loss
     folder = Path(tempfile.gettempdir()) if directory is None else directory.checkpoints
-    with explained(folder):
+    with naming_file(folder):
         whole.centers = nn.Parameter(dist.rows_on_main(part.centers.detach(), folder))
     return whole
 
@@ -332,5 +332,5 @@ def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:
 def _save_loss(loss: Loss, directory: RunDir) -> None:
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in loss.state_dict().items()}
     if tensors:
-        with appearing_file(directory.centers_file) as temporary:
+        with atomic_write(directory.centers_file) as temporary:
             write_tensors(temporary, tensors)

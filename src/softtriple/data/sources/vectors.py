@@ -26,7 +26,7 @@ from softtriple.data.benchmark import (
 )
 from softtriple.data.sources.folder import SKIP
 from softtriple.errors import UserError
-from softtriple.files import appearing_file
+from softtriple.files import atomic_write
 
 ARRAYS = ("vectors", "labels", "class_names", "paths")
 SUFFIXES = (".npz", ".parquet")
@@ -91,7 +91,7 @@ def write_vectors(path: Path, content: VectorFile) -> None:
     if path.suffix not in SUFFIXES:
         suffix = path.suffix or "a file without suffix"
         raise UserError(f"{path}: cannot write vectors as {suffix}; expected .npz or .parquet")
-    with appearing_file(path) as temporary:
+    with atomic_write(path) as temporary:
         if path.suffix == ".npz":
             _write_npz(temporary, content)
         else:
