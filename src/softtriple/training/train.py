@@ -28,8 +28,8 @@ from softtriple.models import (
     check_trainable,
 )
 from softtriple.models.backbones.module import module_backbone, module_name
-from softtriple.models.features import Feeds, Rows, feature_rows
-from softtriple.models.heads import closed_form_head
+from softtriple.models.features import Feed, Feeds, Rows, feature_rows
+from softtriple.models.heads import Head, closed_form_head
 from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
 from softtriple.training.auto import CUSTOM, choose_trainable, resolve, resolve_dim, resolve_training
@@ -198,26 +198,14 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     if config.model.head_init != "random":
         initialize_backbone(encoder, benchmark.train)  # before its features are computed, and cached
     training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
-    features = feature_rows(encoder, training, device=device)
-    baseline = _baseline(prepared, features, directory)
-    head_features = encoder.head_input(features)
-    # Held out is what the test holds out: other classes, or other items of the same classes.
-    same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
-    splits = (instance_splits if same_classes else class_splits)(prepared.labels)
-    config = choose(
-        config, splits, encoder, head_features, prepared.labels, training,
-        lambda classes: build_configured_loss(config, classes), device, reporter,
-    )  # fmt: skip
+    baselines, start = {} if directory is None else directory.read_baseline(), None
+    resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
+    if not (resuming and baselines and config.train.interpolate == 1):  # else a checkpoint has all that follows
+        features = feature_rows(encoder, training, device=device)
+        baselines = baselines or _measure_baseline(prepared, features, directory)
+        config, start = _start(prepared, encoder.head_input(features), training, loss, device, reporter)
     if directory is not None and dist.is_main():
         directory.write_config(config)
-    resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
-    share = config.train.interpolate
-    assert share != "auto"
-    start = None
-    if config.model.head_init != "random" and (share < 1 or not resuming):  # else a checkpoint would overwrite it
-        start = closed_form_head(head_features, torch.from_numpy(prepared.labels), encoder.dim, head_start(config))
-        encoder.set_head(*start)
-        initialize_centers(loss, encoder, head_features, prepared.labels)
 
     def embed(split: Split) -> Embeddings:
         return embed_split(encoder, feeds, split, benchmark.class_names, reporter)
@@ -235,6 +223,8 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
         config.train, encoder, loss, training,
         directory=directory, evaluate=evaluate_epoch, device=device, reporter=reporter,
     )  # fmt: skip
+    share = config.train.interpolate
+    assert share != "auto"
     if start is not None and share < 1:
         assert isinstance(encoder.head, nn.Linear)
         encoder.set_head(*interpolate(start, (encoder.head.weight.cpu(), encoder.head.bias.cpu()), share))
@@ -253,7 +243,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
             if written is not None:
                 write_text(directory.path / name, written.to_json() + "\n")
     return Run(
-        config=config, encoder=encoder, loss=loss, report=report, baselines=baseline, validation=validation, log=log,
+        config=config, encoder=encoder, loss=loss, report=report, baselines=baselines, validation=validation, log=log,
         benchmark=benchmark, test_embeddings=test, directory=directory, reporter=reporter,
     )  # fmt: skip
 
@@ -281,16 +271,35 @@ def _in_features(benchmark: Benchmark) -> int | None:
     return items.values.shape[1] if isinstance(items, Vectors) else None
 
 
-def _baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
-    """What untrained embeddings reach on the test items; a resumed run reads what it measured before."""
-    if directory is not None and directory.baseline_file.is_file():
-        return directory.read_baseline()
+def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
+    """What untrained embeddings reach on the test items."""
     reports = measure_baseline(
         prepared.encoder, prepared.feeds, prepared.benchmark, features, seed=prepared.config.train.seed
     )
     if directory is not None and dist.is_main():
         directory.write_baseline(reports)
     return reports
+
+
+def _start(
+    prepared: Prepared, features: Tensor, training: Feed, loss: Loss, device: torch.device, reporter: Reporter
+) -> tuple[Config, Head | None]:
+    """Decide where the head starts and how long it trains, and put head and centres there; the head, if not random."""
+    config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
+    # Held out is what the test holds out: other classes, or other items of the same classes.
+    same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
+    splits = (instance_splits if same_classes else class_splits)(labels)
+
+    def build_trial_loss(num_classes: int) -> Loss:
+        return shard(build_configured_loss(config, num_classes))
+
+    config = choose(config, splits, encoder, features, labels, training, build_trial_loss, device, reporter)
+    if config.model.head_init == "random":
+        return config, None
+    start = closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config))
+    encoder.set_head(*start)
+    initialize_centers(loss, encoder, features, labels)
+    return config, start
 
 
 def _encoder_config(model: ModelConfig, dim: int | None, in_features: int | None) -> EncoderConfig:
