@@ -97,7 +97,7 @@ class TrainConfig:
     hold_out: Number = 0.0  # share of the training classes held out for validation
     # Whether held-out training classes decide where a head on fixed features starts and how far it trains
     choose: Literal["on", "off"] = "on"
-    stop_after: Count | Auto = "auto"  # epochs that are trained of the ``epochs`` that the schedule is laid out for
+    stop_after: Count | Auto = "auto"  # epochs to train, at most all ``epochs`` that the schedule is laid out for
     interpolate: Number | Auto = "auto"  # share of the way from the start of the head to its end; 1 keeps the end
     evaluate_every: Count = 0  # epochs; 0: only at the end
     # auto: bfloat16 on CUDA devices that support it, float16 on others, float32 on a CPU

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.config import Config, with_settings
+from softtriple.errors import UserError
 from softtriple.losses import LOSSES, SoftTripleLoss, sample_classes, shard
 from softtriple.progress import Reporter
 from softtriple.training import fit
@@ -200,7 +201,7 @@ def test_what_is_kept_is_made_by_one_rank(workers: Workers, tmp_path: Path) -> N
 def clash(vectors: str, out: Path) -> str:
     try:
         run(vectors, out, [*SMALL, *SEVERAL])
-    except (OSError, RuntimeError) as error:  # the others lose their connection to the first
+    except (OSError, RuntimeError, UserError) as error:  # the others lose their connection to the first
         return str(error) if dist.is_main() else ""
     return "trained"
 

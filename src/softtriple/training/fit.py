@@ -119,7 +119,7 @@ def fit(
     epochs, batch_size = config.epochs, config.batch_size
     assert epochs != "auto"
     assert batch_size != "auto"
-    stop_after = epochs if config.stop_after == "auto" else config.stop_after
+    stop_after = epochs if config.stop_after == "auto" else min(config.stop_after, epochs)
     optimizer = build_optimizer(encoder, loss, config)
     half = half_precision(config.precision, device)
     scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)

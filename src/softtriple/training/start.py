@@ -140,9 +140,8 @@ def _choose_length(
             f"R@1 {100 * chosen.gain.recall:+.1f}, MAP@R {100 * chosen.gain.map_at_r:+.1f}"
         )
         return replace(config, train=replace(train, stop_after=chosen.epochs, interpolate=chosen.share))
-    stop_after = epochs if train.stop_after == "auto" else train.stop_after
     share = 1.0 if train.interpolate == "auto" else train.interpolate
-    return replace(config, train=replace(train, stop_after=stop_after, interpolate=share))
+    return replace(config, train=replace(train, interpolate=share))
 
 
 def _trial(
