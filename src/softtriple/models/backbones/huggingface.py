@@ -202,10 +202,6 @@ class VisionNetwork(LibraryNetwork):
         """Pooled features."""
         return self._architecture.features(self.network, x)
 
-    def run_whole(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """Not used: every architecture here has layers."""
-        raise NotImplementedError
-
     def _rope(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary position embeddings of a square image, of which the model looks at the shape alone."""
         model: Any = self.network

@@ -122,7 +122,7 @@ class LibraryNetwork(StagedNetwork):
 
     @abstractmethod
     def run_stem(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """Input of the first block."""
+        """Input of the first block; the features, if there are no blocks."""
 
     @abstractmethod
     def run_block(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
@@ -132,14 +132,8 @@ class LibraryNetwork(StagedNetwork):
     def run_tail(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Features from the output of the last block."""
 
-    @abstractmethod
-    def run_whole(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """Features of the input, if there are no blocks."""
-
     def run_stage(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Output of stage ``index``."""
-        if not self._blocks:
-            return self.run_whole(x)
         if index == 0:
             return self.run_stem(x)
         return self.run_block(index - 1, x) if index <= len(self._blocks) else self.run_tail(x)

@@ -145,8 +145,12 @@ class _TimmNetwork(LibraryNetwork):
         self._layout = layout
 
     def run_stem(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """Input of the first block."""
-        return self._call(self._layout.stem, x)
+        """Input of the first block; of a network without blocks, the pooled features."""
+        if self._layout.blocks:
+            return self._call(self._layout.stem, x)
+        features = self.network.forward_features(x)  # type: ignore[operator]
+        pooled: Tensor = self.network.forward_head(features, pre_logits=True)  # type: ignore[operator]
+        return pooled
 
     def run_block(self, index: int, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Output of block ``index``."""
@@ -157,12 +161,6 @@ class _TimmNetwork(LibraryNetwork):
         """The feature map, or what the network's own pooling makes of it."""
         x = self._call(self._layout.norm, x)
         return x if self._layout.is_map else self.network.forward_head(x, pre_logits=True)  # type: ignore[operator]
-
-    def run_whole(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """Pooled features of images."""
-        features = self.network.forward_features(x)  # type: ignore[operator]
-        pooled: Tensor = self.network.forward_head(features, pre_logits=True)  # type: ignore[operator]
-        return pooled
 
     def _call(self, names: tuple[str, ...], x: Tensor) -> Tensor:
         for name in names:
