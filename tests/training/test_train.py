@@ -21,7 +21,8 @@ from softtriple.progress import Reporter
 from softtriple.training.auto import centers_for
 from softtriple.training.checkpoint import read_state
 from softtriple.training.fit import row_batches
-from softtriple.training.run import Run, load_data
+from softtriple.training.loading import load_data
+from softtriple.training.run import Run
 from softtriple.training.train import prepare, train, train_prepared
 
 QUIET = Reporter(quiet=True)

@@ -32,7 +32,7 @@ from softtriple.progress import Reporter
 from softtriple.training import Run
 from softtriple.training.auto import CUSTOM, resolve, resolve_training
 from softtriple.training.directory import RunDir
-from softtriple.training.run import as_benchmark, divide
+from softtriple.training.loading import as_benchmark, divide
 from softtriple.training.train import Prepared, train_prepared
 
 HEADS = 3

@@ -24,7 +24,7 @@ from softtriple.papers.studies import (
 )
 from softtriple.papers.tables import make_table
 from softtriple.progress import Reporter
-from softtriple.training.run import as_benchmark
+from softtriple.training.loading import as_benchmark
 
 
 class Target(NamedTuple):

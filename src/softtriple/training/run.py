@@ -1,6 +1,6 @@
 """A run as a value: configuration, encoder, loss and report, just trained or loaded from its directory."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -20,26 +20,24 @@ from softtriple.data import (
     VectorFile,
     absolute_spec,
     contiguous_labels,
-    find_unreadable,
-    hold_out_classes,
-    load_benchmark,
     write_vectors,
 )
 from softtriple.data.benchmark import OnError
 from softtriple.errors import UserError
 from softtriple.files import naming_file
 from softtriple.losses import Loss, as_loss, build_loss, has_option
-from softtriple.metrics import Embeddings, Report, evaluate
+from softtriple.metrics import Embeddings, Report
 from softtriple.models import Encoder
-from softtriple.models.features import Feeds, Rows, check_items, embed_share, embed_together
+from softtriple.models.features import Feeds, check_items, embed_share
 from softtriple.models.weights import check_fit, read_shapes, read_tensors
 from softtriple.progress import Reporter
 from softtriple.search import Hit, Store, catalog, open_store
 from softtriple.search.store import IndexKind
 from softtriple.training.auto import CENTERS, CUSTOM
 from softtriple.training.directory import RunDir
+from softtriple.training.loading import QUIET, as_benchmark, divide, load_data
+from softtriple.training.measure import embed_split, evaluate_benchmark
 
-QUIET = Reporter(quiet=True)
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 
@@ -296,87 +294,6 @@ class Run:
         return Feeds(self.encoder, reporter=self._reporter, frozen=frozen, cache_bytes=cache_bytes)
 
 
-def load_data(config: Config, reporter: Reporter = QUIET) -> Benchmark:
-    """The benchmark that the configuration names, without its unreadable images if it says to skip them."""
-    data = config.data
-    options = {"split": data.split, "test_share": data.test_share}
-    options |= {"path": data.path, "text": data.text, "label": data.label}
-    # Not every source has files that may be unreadable; all of them stop by default.
-    options |= {"on_error": None if data.on_error == "stop" else data.on_error}
-    with dist.main_first():  # some sources are drawn or unpacked once and cached
-        benchmark = load_benchmark(config.dataset, **options)
-    for note in benchmark.notes:
-        reporter.note(note)
-    if config.data.on_error == "stop":
-        return benchmark
-    return replace(
-        benchmark,
-        train=_readable(benchmark.train, reporter),
-        test=_readable(benchmark.test, reporter),
-        gallery=None if benchmark.gallery is None else _readable(benchmark.gallery, reporter),
-    )
-
-
-def as_benchmark(data: "Benchmark | str | Config", reporter: Reporter = QUIET) -> Benchmark:
-    """A benchmark from a value, a source string or a configuration that names one."""
-    if isinstance(data, Benchmark):
-        return data
-    return load_data(data if isinstance(data, Config) else Config(dataset=data), reporter)
-
-
-def divide(split: Split, config: Config) -> tuple[Rows, Split | None]:
-    """The rows to train on, and the split of training classes held out for validation."""
-    if not config.train.hold_out:
-        return np.arange(len(split)), None
-    _, held_out = hold_out_classes(split, config.train.hold_out, seed=config.train.seed)
-    return np.flatnonzero(~np.isin(split.labels, held_out.labels)), held_out
-
-
-def embed_split(
-    encoder: Encoder, feeds: Feeds, split: Split, class_names: Sequence[str], reporter: Reporter
-) -> Embeddings:
-    """The embeddings of the items of ``split``; over ranks, on all of them."""
-    feed = feeds.evaluation(split)
-    with reporter.task("embedding") as update:
-        vectors = embed_together(encoder, feed, device=dist.device(), progress=update)
-    return Embeddings(vectors, torch.from_numpy(split.labels), class_names=tuple(class_names))
-
-
-def evaluate_benchmark(
-    benchmark: Benchmark,
-    test: Embeddings,
-    gallery: Embeddings | None,
-    trained: Sequence[str],
-    get_loss: Callable[[], Loss],
-    *,
-    seed: int,
-) -> Report:
-    """The report of the test items of ``benchmark`` by their embeddings, searched among themselves or in a gallery."""
-    report = evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=seed)
-    return replace(report, accuracy=accuracy(test, trained, get_loss), incomplete=benchmark.incomplete)
-
-
-def accuracy(embeddings: Embeddings, trained: Sequence[str], get_loss: Callable[[], Loss]) -> float | None:
-    """Share of items whose most similar class is their own, by the loss on the first rank.
-
-    None if there are classes that were not trained on, or if the loss knows no similarity to a class.
-
-    Example:
-        >>> from softtriple.losses import NormalizedSoftmaxLoss
-        >>> loss = NormalizedSoftmaxLoss(num_classes=2, embedding_size=2)
-        >>> loss.centers = nn.Parameter(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
-        >>> vectors = torch.tensor([[1.0, 0.1], [0.1, 1.0], [0.9, 1.0], [1.0, 0.9]])
-        >>> embeddings = Embeddings(vectors, torch.tensor([0, 1, 1, 1]), class_names=("cat", "dog"))
-        >>> accuracy(embeddings, ("cat", "dog"), lambda: loss)
-        0.75
-    """
-    number = {name: number for number, name in enumerate(trained)}
-    expected = [number.get(embeddings.class_name(label)) for label in embeddings.labels.tolist()]
-    if None in expected:
-        return None
-    return dist.from_main(lambda: _share_predicted(get_loss(), embeddings.vectors, torch.tensor(expected)))
-
-
 def build_configured_loss(config: Config, num_classes: int) -> Loss:
     """The loss that the resolved configuration describes."""
     options = dict(config.loss.options)
@@ -401,29 +318,3 @@ def _restore(loss: Loss, directory: RunDir) -> Loss:
         reason = " ".join(str(error).split())
         raise UserError(f"{file}: does not fit the loss of this run ({reason})") from error
     return loss
-
-
-def _share_predicted(loss: Loss, vectors: Tensor, expected: Tensor) -> float | None:
-    device = next((parameter.device for parameter in loss.parameters()), torch.device("cpu"))
-    right = 0
-    with torch.no_grad():
-        for part, classes in zip(torch.split(vectors, 1024), torch.split(expected, 1024), strict=True):
-            predicted = loss.predict(part.to(device))
-            if predicted is None:
-                return None
-            right += int((predicted.cpu() == classes).sum())
-    return right / len(vectors)
-
-
-def _readable(split: Split, reporter: Reporter) -> Split:
-    if not isinstance(split.items, ImageFiles):
-        return split
-    with reporter.task("checking images") as update:
-        unreadable = find_unreadable(split.items, progress=update)
-    for error in unreadable.values():
-        reporter.note(f"skipped: {error}")
-    if unreadable and len(unreadable) == len(split):
-        raise UserError(f"none of {len(split)} images can be read; the first: {unreadable[0]}")
-    if unreadable:
-        reporter.note(f"skipped: {len(unreadable)} of {len(split)} images")
-    return split.take(np.array([row for row in range(len(split)) if row not in unreadable], dtype=np.int64))

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,11 +28,10 @@ from softtriple.training.choose import (
     choose_start,
 )
 from softtriple.training.fit import fit
+from softtriple.training.loading import QUIET
 
 FEWEST_CLASSES = 4  # with fewer, half of them say nothing about the others
 SPLITS = 2  # of the training classes, over which the gain of training is averaged
-
-QUIET = Reporter(quiet=True)
 
 
 def initialize_backbone(encoder: Encoder, train: Split) -> None:
@@ -54,31 +53,26 @@ def head_start(config: Config) -> Start:
     return Start(model.head_power, model.head_shrinkage, bool(model.head_center), bool(model.head_standardize))
 
 
-def choose(
-    config: Config,
-    splits: Sequence[Division],
-    encoder: Encoder,
-    features: Tensor,
-    labels: np.ndarray,
-    training: Feed,
-    build_loss: Callable[[int], Loss],
-    device: torch.device,
-    reporter: Reporter,
-) -> Config:
-    """The configuration with the start of the head and the length of training decided, and said.
+@dataclass(frozen=True, eq=False)
+class HeadProblem:
+    """A head to be trained on fixed features, with what it takes to try settings on part of the training items."""
 
-    ``splits`` say which training items stand for those of the test. ``features`` are those of the training items as
-    the head takes them, ``labels`` their classes, from 0 without gaps; ``build_loss`` makes a fresh loss for a number
-    of classes.
-    """
-    config = _choose_start(config, splits, features, labels, reporter)
-    return _choose_length(config, splits, encoder, features, labels, training, build_loss, device, reporter)
+    encoder: Encoder
+    features: Tensor  # of the training items, as the head takes them
+    labels: np.ndarray  # their classes, from 0 without gaps
+    training: Feed
+    splits: Sequence[Division]  # which training items stand for those of the test
+    build_loss: Callable[[int], Loss]  # a fresh loss for a number of classes
+    device: torch.device
 
 
-def _choose_start(
-    config: Config, splits: Sequence[Division], features: Tensor, labels: np.ndarray, reporter: Reporter
-) -> Config:
-    model = config.model
+def choose(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
+    """The configuration with the start of the head and the length of training decided, and said."""
+    return _choose_length(_choose_start(config, problem, reporter), problem, reporter)
+
+
+def _choose_start(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
+    model, labels = config.model, problem.labels
     if model.head_init != "whitened":
         return config
     kinds = {"linear": VECTOR_STARTS, "text": TEXT_STARTS}
@@ -88,7 +82,7 @@ def _choose_start(
     # Closed-form heads need fewer classes to be compared than training does.
     enough = len(np.unique(labels)) >= FEWEST_CLASSES and np.bincount(labels).max() > 1
     if config.train.choose != "off" and given == ["auto"] * 4 and enough:
-        start = choose_start(features, labels, starts, splits)
+        start = choose_start(problem.features, labels, starts, problem.splits)
         how = "chosen on held-out training classes"
     else:
         how = "not chosen on held-out classes"
@@ -109,30 +103,20 @@ def _choose_start(
     return replace(config, model=model)
 
 
-def _choose_length(
-    config: Config,
-    splits: Sequence[Division],
-    encoder: Encoder,
-    features: Tensor,
-    labels: np.ndarray,
-    training: Feed,
-    build_loss: Callable[[int], Loss],
-    device: torch.device,
-    reporter: Reporter,
-) -> Config:
+def _choose_length(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
     train = config.train
     epochs = train.epochs
     assert epochs != "auto"
-    asked = train.choose != "off" and len(np.unique(labels)) >= FEWEST_CLASSES
+    asked = train.choose != "off" and len(np.unique(problem.labels)) >= FEWEST_CLASSES
     open_choices = train.stop_after == "auto" and train.interpolate == "auto"
     possible = trains_head_only(config) and not config.loss.name.startswith(CUSTOM) and epochs > 0
     if asked and open_choices and possible:
         gains = []
         with torch.random.fork_rng(devices=[]):  # the final run draws the same numbers as without the trials
             torch.manual_seed(train.seed)
-            for rows, held_out in itertools.islice(splits, SPLITS):
-                start, ends = _trial(config, encoder, features[rows], labels[rows], rows, training, build_loss, device)
-                gains.append(choose_share(start, ends, features[held_out], labels[held_out]))
+            for rows, held_out in itertools.islice(problem.splits, SPLITS):
+                start, ends = _trial(config, problem, rows)
+                gains.append(choose_share(start, ends, problem.features[held_out], problem.labels[held_out]))
         chosen = best_choice(gains)
         reporter.note(
             f"held-out training classes are retrieved best after {chosen.epochs} of {epochs} epochs, "
@@ -144,25 +128,13 @@ def _choose_length(
     return replace(config, train=replace(train, interpolate=share))
 
 
-def _trial(
-    config: Config,
-    encoder: Encoder,
-    features: Tensor,
-    labels: np.ndarray,
-    rows: np.ndarray,
-    training: Feed,
-    build_loss: Callable[[int], Loss],
-    device: torch.device,
-) -> tuple[Head, list[Head]]:
-    """The head before, and after each epoch of, training on some of the classes."""
-    numbers, classes = contiguous_labels(labels)
-    # Fewer items than dimensions have fewer principal components: the rest of the head starts at zero.
-    rank = min(encoder.dim, len(features) - 1)
-    weight, bias = closed_form_head(features, torch.from_numpy(numbers), rank, head_start(config))
-    missing = encoder.dim - rank
-    start = nn.functional.pad(weight, (0, 0, 0, missing)), nn.functional.pad(bias, (0, missing))
+def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head, list[Head]]:
+    """The head before, and after each epoch of, training on some of the items."""
+    encoder, features = problem.encoder, problem.features[rows]
+    numbers, classes = contiguous_labels(problem.labels[rows])
+    start = closed_form_head(features, torch.from_numpy(numbers), encoder.dim, head_start(config))
     encoder.set_head(*start)
-    loss = build_loss(len(classes)).to(device)
+    loss = problem.build_loss(len(classes)).to(problem.device)
     initialize_centers(loss, encoder, features, numbers)
     ends: list[Head] = []
 
@@ -172,8 +144,8 @@ def _trial(
         return {}
 
     train = replace(config.train, evaluate_every=1, stop_after=config.train.epochs, tensorboard=False)
-    part = training.only(rows, numbers)
-    fit(train, encoder, loss, part, directory=None, evaluate=keep_head, device=device, reporter=QUIET)
+    part = problem.training.only(rows, numbers)
+    fit(train, encoder, loss, part, directory=None, evaluate=keep_head, device=problem.device, reporter=QUIET)
     return start, ends
 
 

@@ -38,8 +38,10 @@ from softtriple.training.checkpoint import find_checkpoints
 from softtriple.training.choose import class_splits, instance_splits, interpolate
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit, summary_writer
-from softtriple.training.run import Run, build_configured_loss, divide, embed_split, evaluate_benchmark, load_data
-from softtriple.training.start import choose, head_start, initialize_backbone, initialize_centers
+from softtriple.training.loading import divide, load_data
+from softtriple.training.measure import embed_split, evaluate_benchmark
+from softtriple.training.run import Run, build_configured_loss
+from softtriple.training.start import HeadProblem, choose, head_start, initialize_backbone, initialize_centers
 
 Data = str | Benchmark | tuple[Any, Any]
 
@@ -293,7 +295,8 @@ def _start(
     def build_trial_loss(num_classes: int) -> Loss:
         return shard(build_configured_loss(config, num_classes))
 
-    config = choose(config, splits, encoder, features, labels, training, build_trial_loss, device, reporter)
+    problem = HeadProblem(encoder, features, labels, training, splits, build_trial_loss, device)
+    config = choose(config, problem, reporter)
     if config.model.head_init == "random":
         return config, None
     start = closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config))
