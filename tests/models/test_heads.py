@@ -70,11 +70,26 @@ def test_eigenvectors_of_large_matrices_are_accurate_enough(monkeypatch: pytest.
         torch.testing.assert_close((features @ one[0].T).abs(), (features @ other[0].T).abs(), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("items", "width"), [(3, 6), (9, 2)])
-def test_too_few_items_or_features_are_counted(items: int, width: int) -> None:
-    for call in (pca_head, lambda rows, dim: closed_form_head(rows, torch.zeros(items).long(), dim, Start())):
-        with pytest.raises(UserError, match=f"dim = 3 .* {items} and {width}"):
-            call(torch.rand(items, width), 3)
+def test_too_few_features_are_counted() -> None:
+    for call in (pca_head, lambda rows, dim: closed_form_head(rows, torch.zeros(9).long(), dim, Start())):
+        with pytest.raises(UserError, match=r"dim = 3 .* 2"):
+            call(torch.rand(9, 2), 3)
+
+
+def test_fewer_items_than_dimensions_keep_their_components_and_add_perpendicular_ones() -> None:
+    features = torch.rand(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight, _ = pca_head(features, 6)
+    torch.testing.assert_close(weight @ weight.T, torch.eye(6, dtype=torch.float64))
+    torch.testing.assert_close(weight[:3].abs(), pca_head(features, 3)[0].abs())
+    torch.testing.assert_close((features - features.mean(dim=0)) @ weight[3:].T, torch.zeros(4, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("items", [1, 4])
+def test_a_head_of_the_whole_width_keeps_all_distances(items: int) -> None:
+    weight, bias = closed_form_head(torch.rand(items, 5), torch.zeros(items).long(), 5, Start(0.0, 0.0))
+    others = torch.rand(7, 5, dtype=torch.float64)
+    ratio = torch.pdist(others @ weight.T + bias) / torch.pdist(others)
+    torch.testing.assert_close(ratio, ratio[0].expand_as(ratio))
 
 
 def test_within_class_spread_by_loops() -> None:

@@ -48,10 +48,11 @@ def test_the_data_decide(kind: str, settings: list[str], chosen: list[object]) -
     ("backbone", "features", "items", "dim", "head_init"),
     [
         ("linear", 40, 1000, 40, "whitened"),
-        ("linear", 2000, 1000, 512, "whitened"),
-        ("linear", 40, 11, 10, "whitened"),  # as many components as centred items have
-        ("linear", 40, 1, 1, "random"),
-        ("text", 768, 1000, 512, "whitened"),
+        ("linear", 2000, 1024, 512, "whitened"),
+        ("linear", 2000, 1023, 2000, "whitened"),  # too few items for principal components
+        ("linear", 20000, 1023, 2048, "whitened"),
+        ("linear", 40, 11, 40, "whitened"),
+        ("text", 768, 6000, 512, "whitened"),
         ("st:somewhere", 384, 1000, 384, "whitened"),
         ("efficientnet-lite0", 2560, 6000, 512, "whitened"),
         ("conv-small", 512, 1000, 64, "random"),

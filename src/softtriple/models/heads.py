@@ -1,7 +1,9 @@
 """Where a linear head starts: closed-form maps of features, found in seconds and without a gradient step.
 
 Directions in which items of one class differ are shrunk by within-class whitening, ``W = S^(-power/2)`` with ``S`` the
-within-class covariance; then the principal components of the whitened features are kept. Power 0 is plain PCA.
+within-class covariance; then the principal components of the whitened features are kept. Power 0 is plain PCA. Fewer
+items than ``dim`` span fewer components: random directions perpendicular to them make up the rest, because items of
+other classes also differ where those at hand do not.
 """
 
 from typing import NamedTuple
@@ -60,7 +62,7 @@ def pca_head(features: Float[Tensor, "items features"], dim: int) -> Head:
 
     A head that starts there keeps most of what the features distinguish; a random projection loses part of it.
     """
-    check_enough(features, dim)
+    check_width(features, dim)
     rows = features.double()
     mean = rows.mean(dim=0)
     weight = _principal(rows, dim)
@@ -76,7 +78,7 @@ def closed_form_head(
     rate means the same for every backbone.
     """
     check_start(start)
-    check_enough(features, dim)
+    check_width(features, dim)
     rows = features.double()
     scale = column_scale(rows, start)
     rows = rows * scale
@@ -105,19 +107,25 @@ def check_start(start: Start) -> None:
         )
 
 
-def check_enough(features: Float[Tensor, "items features"], dim: int) -> None:
-    """UserError unless there are enough items and features for ``dim`` principal components."""
-    items, width = features.shape
-    if dim > min(items - 1, width):
-        raise UserError(
-            f"PCA to dim = {dim} needs more than {dim} items and at least {dim} features; there are {items} and {width}"
-        )
+def check_width(features: Float[Tensor, "items features"], dim: int) -> None:
+    """UserError unless there are at least ``dim`` features."""
+    if dim > features.shape[1]:
+        raise UserError(f"PCA to dim = {dim} needs at least as many features; there are {features.shape[1]}")
 
 
 def _principal(rows: Float[Tensor, "items features"], dim: int) -> Float[Tensor, "dim features"]:
     centered = rows - rows.mean(dim=0)
     _, directions = _eigh(centered.T @ centered)
-    return directions[:, -dim:].flip(1).T
+    components = directions[:, -min(dim, max(len(rows) - 1, 1)) :].flip(1)
+    missing = dim - components.shape[1]
+    if not missing:
+        return components.T
+    generator = torch.Generator().manual_seed(0)
+    others = torch.randn(len(components), missing, dtype=rows.dtype, generator=generator)
+    # Twice, because one subtraction leaves rounding errors that the QR decomposition would amplify.
+    for _ in range(2):
+        others = others - components @ (components.T @ others)
+    return torch.cat([components, torch.linalg.qr(others).Q], dim=1).T
 
 
 def _eigh(matrix: Float[Tensor, "size size"]) -> tuple[Float[Tensor, " size"], Float[Tensor, "size size"]]:

@@ -17,6 +17,9 @@ from softtriple.models.features import Reading, item_feed
 from softtriple.progress import Reporter, duration
 
 FEATURE_DIM = 512  # the larger of the two widths that the paper compares, if there are as many features
+# Principal components of fewer items than this lose what other classes differ in: all features are kept, up to a limit.
+FEW_ITEMS = 2 * FEATURE_DIM
+WIDEST = 2048
 SCRATCH_DIM = 64  # the smaller one, for networks trained from scratch
 MOST_HEAD_CENTERS = 3
 HEAD_STEPS = 460  # ten epochs of the training half of CUB
@@ -59,12 +62,12 @@ def resolve_dim(config: Config, num_features: int, items: int) -> Config:
     """Resolve the width of the embedding and where the head starts, once the backbone is built."""
     model = config.model
     has_features = starts_from_features(model.backbone)
-    most = min(num_features, items - 1)
     if model.dim == "auto":
-        model = replace(model, dim=max(1, min(FEATURE_DIM, most)) if has_features else SCRATCH_DIM)
+        features = min(num_features, WIDEST if items < FEW_ITEMS else FEATURE_DIM)
+        model = replace(model, dim=features if has_features else SCRATCH_DIM)
     assert model.dim != "auto"
     if model.head_init == "auto":
-        model = replace(model, head_init="whitened" if has_features and model.dim <= most else "random")
+        model = replace(model, head_init="whitened" if has_features and model.dim <= num_features else "random")
     return replace(config, model=model)
 
 

@@ -45,6 +45,7 @@ def accuracy(embeddings: Embeddings, trained: Sequence[str], get_loss: Callable[
     None if there are classes that were not trained on, or if the loss knows no similarity to a class.
 
     Example:
+        >>> from torch import nn
         >>> from softtriple.losses import NormalizedSoftmaxLoss
         >>> loss = NormalizedSoftmaxLoss(num_classes=2, embedding_size=2)
         >>> loss.centers = nn.Parameter(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
