@@ -2,20 +2,13 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from tests.losses.problems import random_problem
 
 from softtriple import NormalizedSoftmaxLoss, SoftmaxLoss, SoftTripleLoss
 
 
-def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(batch, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    centers = torch.randn(num_classes, k, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (batch,), generator=random), centers
-
-
 def test_one_center_without_margin_is_the_normalised_softmax() -> None:
-    embeddings, labels, centers = problem(2, 6, 5, 1, 8)
+    embeddings, labels, centers = random_problem(2, 6, 5, 1, 8)
     logits = 20.0 * F.normalize(embeddings, dim=1) @ F.normalize(centers[:, 0], dim=1).T
     softmax = NormalizedSoftmaxLoss(5, 8).double()
     with torch.no_grad():
@@ -27,7 +20,7 @@ def test_one_center_without_margin_is_the_normalised_softmax() -> None:
 
 
 def test_plain_softmax_is_cross_entropy_of_products() -> None:
-    embeddings, labels, centers = problem(3, 6, 5, 1, 8)
+    embeddings, labels, centers = random_problem(3, 6, 5, 1, 8)
     plain = SoftmaxLoss(5, 8).double()
     with torch.no_grad():
         plain.centers.copy_(centers)

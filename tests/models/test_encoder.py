@@ -1,11 +1,9 @@
 import json
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -70,14 +68,6 @@ def test_same_seed_same_encoder() -> None:
 def test_mistakes_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         small(**options)
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """As users run it: without the type checks of the test suite, which would come before the error."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("unchecked")
