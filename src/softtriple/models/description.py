@@ -12,7 +12,6 @@ from pydantic import BaseModel, Field, ValidationError
 
 from softtriple.errors import UserError
 from softtriple.models.preprocess import Preprocess
-from softtriple.models.weights import MissingFileError, sha256_of
 
 Pooling = Literal["average", "average+max"]
 
@@ -114,19 +113,6 @@ def read_description(path: Path) -> Description:
         return Description.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise UserError(f"{path}: {_explain(error)}") from None
-
-
-def read_files(folder: Path, checksums: Mapping[str, str]) -> dict[str, str]:
-    """The text of each file listed in encoder.json, which must be in ``folder`` itself and have its SHA-256."""
-    files = {}
-    for name, checksum in checksums.items():
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
-            raise MissingFileError(f"{folder}: {name} is missing, which encoder.json lists")
-        if sha256_of(path) != checksum:
-            raise UserError(f"{path}: damaged, or not the file that encoder.json belongs to")
-        files[name] = path.read_text(encoding="utf-8")
-    return files
 
 
 def _explain(error: ValidationError) -> str:
