@@ -245,8 +245,3 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "transformers", None)  # makes the import fail
     with pytest.raises(ValueError, match=r"st:any needs .*: pip install 'softtriple\[text\]'"):
         build_backbone("st:any")
-
-
-def test_no_such_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere: neither a folder nor a model"):
-        build_backbone(f"st:{tmp_path / 'nowhere'}")

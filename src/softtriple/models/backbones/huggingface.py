@@ -11,45 +11,34 @@ Swin                 the mean of all tokens after the final layer norm
 ===================  ===========================================================================================
 
 Size, mean and standard deviation of the input come from the model's image processor; images are resized bilinearly, the
-short side first, and cropped in the centre, also where the processor would squeeze them. Weights are read from
-safetensors only, and code that comes with a model is never run: the architecture is a class of the installed library.
+short side first, and cropped in the centre, also where the processor would squeeze them.
 """
 
-import importlib
-import json
-import logging
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError
+from softtriple.models.backbones.libraries import (
+    CONFIG,
+    build_model,
+    check_model_type,
+    clean_config,
+    config_text,
+    import_library,
+    load_pretrained,
+    model_folder,
+    parse_json,
+    read_config,
+    read_json,
+)
 from softtriple.models.backbones.stages import LibraryNetwork
 from softtriple.models.preprocess import Preprocess
-
-CONFIG = "config.json"
-# What a model folder needs for us; neither code nor pickles.
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-# Of a configuration: what is not about the network, and what would have code or other files loaded.
-_NOT_KEPT = {
-    "architectures",
-    "attn_implementation",
-    "auto_map",
-    "dtype",
-    "experts_implementation",
-    "kernel_config",
-    "quantization_config",
-    "torch_dtype",
-    "transformers_version",
-    "use_kernels",
-}
-_MOST_LAYERS = 1000
 
 
 class Architecture(NamedTuple):
@@ -119,16 +108,16 @@ ARCHITECTURES = {
 
 
 def vision_model(name: str, *, pretrained: bool = True, input_size: int | None = None) -> "VisionNetwork":
-    """The vision model ``name`` of transformers: a folder, or a name on the hub."""
-    folder = model_folder(name, "hf")
-    config = read_config(folder, "hf", name)
-    config = config.get("vision_config", config) | {"model_type": _vision_type(config)}
+    """The vision model hf:FOLDER or, on the hub, hf:NAME."""
+    folder = model_folder(name)
+    config = read_config(folder, name)
+    if "vision_config" in config:  # a model of images and texts
+        config = config["vision_config"] | {"model_type": f"{config.get('model_type')}_vision_model"}
     preprocess = _image_preprocess(folder, input_size)
     with torch.device("cpu"):  # Encoder.load builds networks on the meta device
-        network = vision_network(config, preprocess, f"hf:{name}")
+        network = vision_network(config, preprocess, name)
         if pretrained:
-            network.network = load_pretrained(type(network.network), folder, network.network.config, f"hf:{name}")
-            _drop_unused(network.network)
+            network.network = load_pretrained(network.network, folder, name)
     return network
 
 
@@ -141,16 +130,10 @@ def restore_vision(files: Mapping[str, str], preprocess: Preprocess | None, name
 
 def vision_network(config: Mapping[str, Any], preprocess: Preprocess, name: str) -> "VisionNetwork":
     """The architecture that ``config`` describes, with random weights."""
-    kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise UserError(
-            f"{name}: model_type {kind!r} is not a supported vision model; {did_you_mean(str(kind), ARCHITECTURES)}"
-        )
-    architecture = ARCHITECTURES[kind]
+    architecture = ARCHITECTURES[check_model_type(config, ARCHITECTURES, "vision model", name)]
     kept = clean_config(config, name)
-    model = build_model(getattr(import_transformers(name), architecture.model), kept, name)
-    _drop_unused(model)
-    return VisionNetwork(model, architecture, preprocess, {CONFIG: json.dumps(kept, indent=2, sort_keys=True) + "\n"})
+    model = build_model(getattr(import_library("transformers", name), architecture.model), kept, name)
+    return VisionNetwork(model, architecture, preprocess, {CONFIG: config_text(kept)})
 
 
 class VisionNetwork(LibraryNetwork):
@@ -212,123 +195,6 @@ class VisionNetwork(LibraryNetwork):
         return position
 
 
-# What texts and images have in common: sentence_transformers.py uses it as well.
-
-
-def import_transformers(name: str) -> Any:
-    """The module transformers, or UserError if it, or torchvision below it, cannot be imported."""
-    try:
-        return importlib.import_module("transformers")
-    except (ImportError, RuntimeError) as error:
-        raise UserError(f"{name}: transformers cannot be imported ({error})") from error
-
-
-def model_folder(name: str, prefix: str) -> Path:
-    """The folder ``name``, or that of the model ``name`` in the hub's cache, downloaded if it is not there."""
-    if Path(name).is_dir():
-        return Path(name)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise UserError(f"{prefix}:{name}: neither a folder nor a model of the Hugging Face hub")
-    hub = importlib.import_module("huggingface_hub")
-    try:
-        folder = Path(hub.snapshot_download(name, allow_patterns=_FILES, local_files_only=True))
-        if (folder / CONFIG).is_file() and any(folder.glob("*.safetensors")):
-            return folder
-    except (OSError, ValueError):
-        pass  # not in the cache
-    logging.getLogger(__name__).warning("%s:%s: downloading from the Hugging Face hub", prefix, name)
-    try:
-        return Path(hub.snapshot_download(name, allow_patterns=_FILES))
-    except Exception as error:  # whatever the network raises
-        raise UserError(
-            f"{prefix}:{name}: neither a folder nor a model that can be loaded from the Hugging Face hub"
-            f" ({(str(error).strip() or type(error).__name__).splitlines()[0]})"
-        ) from error
-
-
-def read_config(folder: Path, prefix: str, name: str) -> dict[str, Any]:
-    """The configuration of the model in ``folder``."""
-    content = read_json(folder / CONFIG)
-    if content is None:
-        raise UserError(f"{prefix}:{name}: {folder / CONFIG} is missing; expected a model of transformers")
-    return content
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, or None if there is no such file."""
-    if not path.is_file():
-        return None
-    return parse_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
-
-
-def parse_json(text: str, source: str) -> dict[str, Any]:
-    """The object in the text of a JSON file; errors name ``source``."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source}: not readable as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{source}: expected an object, found a {type(content).__name__}")
-    return content
-
-
-def build_model(build: Callable[[Any], Any], config: Mapping[str, Any], name: str) -> Any:
-    """The model that ``build`` makes of ``config``, with random weights."""
-    kinds = import_transformers(name).CONFIG_MAPPING
-    try:
-        return build(kinds[config["model_type"]].from_dict(dict(config)))
-    except Exception as error:  # whatever impossible values lead to
-        raise UserError(f"{name}: {CONFIG} does not describe a network that can be built ({error})") from error
-
-
-def clean_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """``config`` without what is private, what is not about the network, and what would have code loaded."""
-    layers = config.get("num_hidden_layers", 0)
-    depths = config.get("depths") or [0]
-    if not isinstance(layers, int) or layers > _MOST_LAYERS or max(depths) > _MOST_LAYERS:
-        raise UserError(f"{name}: {CONFIG} asks for more than {_MOST_LAYERS} layers")
-    return _cleaned(config)
-
-
-def _cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _cleaned(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if not key.startswith("_") and key not in _NOT_KEPT
-    }
-
-
-def load_pretrained(kind: Any, folder: Path, config: Any, name: str) -> Any:
-    """The model of class ``kind`` with the weights in ``folder``, in float32; none may be missing."""
-    options = {"use_safetensors": True, "local_files_only": True, "dtype": torch.float32}
-    try:
-        with _quiet():
-            model, loaded = kind.from_pretrained(str(folder), config=config, output_loading_info=True, **options)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{name}: no weights that can be loaded from {folder} ({error})") from error
-    unused = ("pooler.", "mask_token")
-    if missing := [key for key in sorted(loaded["missing_keys"]) if not any(part in key for part in unused)]:
-        raise UserError(f"{name}: {folder} has no weights for {', '.join(missing[:5])}")
-    for parameter in model.parameters():
-        # Out of the mapped file: its tensors are not aligned, so results would change when the encoder is saved.
-        parameter.data = parameter.data.clone()
-    return model
-
-
-def _drop_unused(model: Any) -> None:
-    """Remove parameters that no feature depends on: masked training and the pooler of classification."""
-    if isinstance(getattr(model, "pooler", None), nn.Module):
-        model.pooler = None
-    for module in model.modules():
-        if getattr(module, "mask_token", None) is not None:
-            module.mask_token = None
-
-
-def _vision_type(config: Mapping[str, Any]) -> str:
-    kind = str(config.get("model_type"))
-    return f"{kind}_vision_model" if "vision_config" in config else kind
-
-
 def _image_preprocess(folder: Path, input_size: int | None) -> Preprocess:
     path = folder / "preprocessor_config.json"
     settings = read_json(path)
@@ -361,19 +227,3 @@ def _side(size: Any) -> int:
     if isinstance(size, dict):
         size = size.get("shortest_edge") or min(size["height"], size["width"])
     return int(size)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bar and the table of unused weights, which belong to what is left out on purpose."""
-    library = importlib.import_module("transformers.utils.logging")
-    level = library.get_verbosity()
-    bar = library.is_progress_bar_enabled()
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if bar:
-            library.enable_progress_bar()

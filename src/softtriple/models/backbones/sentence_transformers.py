@@ -18,12 +18,14 @@ from jaxtyping import Float, Int64
 from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
-from softtriple.errors import UserError, did_you_mean
-from softtriple.models.backbones.huggingface import (
+from softtriple.errors import UserError
+from softtriple.models.backbones.libraries import (
     CONFIG,
     build_model,
+    check_model_type,
     clean_config,
-    import_transformers,
+    config_text,
+    import_library,
     load_pretrained,
     model_folder,
     parse_json,
@@ -79,25 +81,22 @@ class Sentence(BaseModel, extra="forbid", frozen=True):
 
 
 def sentence_model(name: str, *, pretrained: bool = True) -> Chain:
-    """The model ``name``: a folder, or a name on the Hugging Face hub. Plain transformers get mean pooling."""
-    folder = model_folder(name, "st")
+    """The model st:FOLDER or, on the Hugging Face hub, st:NAME. Plain transformers get mean pooling."""
+    folder = model_folder(name)
     modules = _modules(folder)
     inner = folder / modules[0][1] if modules else folder
-    config = clean_config(read_config(inner, "st", name), f"st:{name}")
+    config = clean_config(read_config(inner, name), name)
     sentence = _sentence(folder, modules[1:], name)
     with torch.device("cpu"):  # Encoder.load builds networks on the meta device
-        network = _sentence_network(config, sentence, _read_tokenizer(inner, config, f"st:{name}"), f"st:{name}")
+        network = _sentence_network(config, sentence, _read_tokenizer(inner, config, name), name)
         embedding = network.get_submodule("network")
         assert isinstance(embedding, SentenceEmbedding)
         if pretrained:
-            empty: Any = embedding.model
-            model = load_pretrained(type(empty), inner, empty.config, f"st:{name}")
-            model.pooler = None
-            embedding.model = model
+            embedding.model = load_pretrained(embedding.model, inner, name)
             dense = [path for kind, path in modules if kind == "Dense"]
             for layer, path in zip(embedding.dense, dense, strict=True):
                 file = folder / path / "model.safetensors"
-                weights = {name.removeprefix("linear."): value for name, value in read_tensors(file).items()}
+                weights = {key.removeprefix("linear."): value for key, value in read_tensors(file).items()}
                 load_exactly(layer[0], weights, str(file))  # type: ignore[index]
     return network
 
@@ -164,22 +163,17 @@ def pool_tokens(
 
 
 def _sentence_network(config: Mapping[str, Any], sentence: Sentence, tokenizer: str, name: str) -> Chain:
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise UserError(
-            f"{name}: model_type {kind!r} is not a supported text encoder; {did_you_mean(str(kind), MODEL_TYPES)}"
-        )
+    check_model_type(config, MODEL_TYPES, "text encoder", name)
     if sentence.pooling not in POOLINGS or any(d.activation not in _ACTIVATIONS for d in sentence.dense):
         raise UserError(f"{name}: pooling must be {', '.join(POOLINGS)}, activations {', '.join(_ACTIVATIONS)}")
     try:
         backend = importlib.import_module("tokenizers").Tokenizer.from_str(tokenizer)
     except Exception as error:  # the Rust library raises Exception itself
         raise UserError(f"{name}: {TOKENIZER} cannot be read ({error})") from error
-    model = build_model(import_transformers(name).AutoModel.from_config, config, name)
-    model.pooler = None  # of classification; no feature depends on it
+    model = build_model(import_library("transformers", name).AutoModel.from_config, config, name)
     width = sentence.dense[-1].out_features if sentence.dense else model.config.hidden_size
     files = {
-        CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n",
+        CONFIG: config_text(config),
         TOKENIZER: tokenizer,
         SENTENCE: sentence.model_dump_json(indent=2) + "\n",
     }
@@ -218,7 +212,7 @@ def _sentence(folder: Path, modules: list[tuple[str, str]], name: str) -> Senten
             sentence = sentence.model_copy(update={"normalize": True})
         else:
             raise UserError(
-                f"st:{name}: modules.json lists {kind}; supported are Transformer, Pooling, Dense and Normalize"
+                f"{name}: modules.json lists {kind}; supported are Transformer, Pooling, Dense and Normalize"
             )
     return sentence
 
@@ -236,7 +230,7 @@ def _pooling(settings: Mapping[str, Any]) -> str:
 
 def _read_tokenizer(folder: Path, config: Mapping[str, Any], name: str) -> str:
     """The tokenizer in ``folder`` as JSON, with truncation to the model's length and padding."""
-    transformers = import_transformers(name)
+    transformers = import_library("transformers", name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
