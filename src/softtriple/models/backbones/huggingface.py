@@ -49,46 +49,34 @@ class Architecture(NamedTuple):
     are told so; ``grid`` says what a layer needs to know about the grid of tokens.
     """
 
-    model: str
-    stem: tuple[str, ...]
     layers: str
     tail: tuple[str, ...]
     features: Callable[[Any, Tensor], Tensor]
+    model: str = ""
+    stem: tuple[str, ...] = ("embeddings",)
     interpolates: bool = False
     grid: str | None = None
 
 
-def _class_token(name: str) -> Callable[[Any, Tensor], Tensor]:
-    def features(model: Any, tokens: Tensor) -> Tensor:
-        return model.get_submodule(name)(tokens[:, 0])  # type: ignore[no-any-return]
-
-    return features
-
-
-def _attention_pooled(model: Any, tokens: Tensor) -> Tensor:
-    return model.head(model.post_layernorm(tokens))  # type: ignore[no-any-return]
-
-
-def _mean_of_map(model: Any, x: Tensor) -> Tensor:
-    return model.layernorm(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
-
-
-def _mean_of_tokens(model: Any, tokens: Tensor) -> Tensor:
-    return model.layernorm(tokens).mean(dim=1)  # type: ignore[no-any-return]
-
-
-_CLASS_TOKEN = _class_token("layernorm")
-_CONVNEXT = Architecture("", ("embeddings",), "encoder.stages", ("layernorm",), _mean_of_map)
-_DINOV2 = Architecture("", ("embeddings",), "encoder.layer", ("layernorm",), _CLASS_TOKEN)
-_SWIN = Architecture("", ("embeddings",), "encoder.layers", ("layernorm",), _mean_of_tokens, True, "swin")
+_CONVNEXT = Architecture(
+    layers="encoder.stages", tail=("layernorm",), features=lambda model, x: model.layernorm(x.mean(dim=(2, 3)))
+)
+_DINOV2 = Architecture(layers="encoder.layer", tail=("layernorm",), features=lambda model, x: model.layernorm(x[:, 0]))
+_SWIN = Architecture(
+    layers="encoder.layers",
+    tail=("layernorm",),
+    features=lambda model, x: model.layernorm(x).mean(dim=1),
+    interpolates=True,
+    grid="swin",
+)
 
 ARCHITECTURES = {
     "clip_vision_model": Architecture(
-        "CLIPVisionModel",
-        ("embeddings", "pre_layrnorm"),
-        "encoder.layers",
-        ("post_layernorm",),
-        _class_token("post_layernorm"),
+        model="CLIPVisionModel",
+        stem=("embeddings", "pre_layrnorm"),
+        layers="encoder.layers",
+        tail=("post_layernorm",),
+        features=lambda model, x: model.post_layernorm(x[:, 0]),
         interpolates=True,
     ),
     "convnext": _CONVNEXT._replace(model="ConvNextModel"),
@@ -96,14 +84,22 @@ ARCHITECTURES = {
     "dinov2": _DINOV2._replace(model="Dinov2Model"),
     "dinov2_with_registers": _DINOV2._replace(model="Dinov2WithRegistersModel"),
     "dinov3_vit": Architecture(
-        "DINOv3ViTModel", ("embeddings",), "model.layer", ("norm",), _class_token("norm"), grid="rope"
+        model="DINOv3ViTModel",
+        layers="model.layer",
+        tail=("norm",),
+        features=lambda model, x: model.norm(x[:, 0]),
+        grid="rope",
     ),
     "siglip_vision_model": Architecture(
-        "SiglipVisionModel", ("embeddings",), "encoder.layers", ("post_layernorm", "head"), _attention_pooled, True
+        model="SiglipVisionModel",
+        layers="encoder.layers",
+        tail=("post_layernorm", "head"),
+        features=lambda model, x: model.head(model.post_layernorm(x)),
+        interpolates=True,
     ),
     "swin": _SWIN._replace(model="SwinModel"),
     "swinv2": _SWIN._replace(model="Swinv2Model"),
-    "vit": Architecture("ViTModel", ("embeddings",), "layers", ("layernorm",), _CLASS_TOKEN, interpolates=True),
+    "vit": _DINOV2._replace(model="ViTModel", layers="layers", interpolates=True),
 }
 
 
@@ -150,6 +146,7 @@ class VisionNetwork(LibraryNetwork):
             tail=architecture.tail,
             num_features=config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size,
             preprocess=preprocess,
+            pooled=True,
             files=files,
         )
         self._architecture = architecture
