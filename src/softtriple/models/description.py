@@ -1,9 +1,7 @@
 """What an encoder is: its configuration, and encoder.json, which records it beside the weights."""
 
-import importlib.metadata
 import json
 import reprlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -76,22 +74,6 @@ def identity(config: EncoderConfig, preprocess: Any) -> list[dict[str, Any] | No
 
 def _without_eval_size(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "eval_size" or value is not None}
-
-
-def write_description(
-    config: EncoderConfig, preprocess: Any, class_names: tuple[str, ...], sha256: str, files: Mapping[str, str]
-) -> str:
-    """The text of encoder.json; ``sha256`` is that of the weights, and ``files`` has those of other files."""
-    described_config, described_preprocess = identity(config, preprocess)
-    description = {
-        "format": FORMAT,
-        "softtriple": importlib.metadata.version("softtriple"),
-        "sha256": sha256,
-        "config": described_config,
-        "preprocess": described_preprocess,
-        "class_names": class_names,
-    } | ({"files": dict(files)} if files else {})
-    return json.dumps(description, indent=2, ensure_ascii=False) + "\n"
 
 
 def read_description(path: Path) -> Description:

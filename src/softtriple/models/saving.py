@@ -1,6 +1,7 @@
 """The folder of a saved encoder: model.safetensors, encoder.json and the files that its backbone is built from."""
 
 import hashlib
+import importlib.metadata
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from softtriple.errors import UserError
 from softtriple.files import atomic_write, write_text
-from softtriple.models.description import Description, EncoderConfig, identity, read_description, write_description
+from softtriple.models.description import FORMAT, Description, EncoderConfig, identity, read_description
 from softtriple.models.lora import merged_state
 from softtriple.models.weights import (
     MissingFileError,
@@ -59,8 +60,18 @@ def write_encoder(
         checksum = sha256_of(temporary)
     for name, text in files.items():
         write_text(folder / name, text)
-    checksums = {name: sha256_of(folder / name) for name in files}
-    write_text(folder / _DESCRIPTION, write_description(config, preprocess, class_names, checksum, checksums))
+    described_config, described_preprocess = identity(config, preprocess)
+    description = {
+        "format": FORMAT,
+        "softtriple": importlib.metadata.version("softtriple"),
+        "sha256": checksum,
+        "config": described_config,
+        "preprocess": described_preprocess,
+        "class_names": class_names,
+    }
+    if files:
+        description["files"] = {name: sha256_of(folder / name) for name in files}
+    write_text(folder / _DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
 
 def open_encoder(folder: str | os.PathLike[str]) -> SavedEncoder:
