@@ -103,12 +103,9 @@ def _names_in_file(network: StagedNetwork) -> Iterator[tuple[str, str]]:
     yield from (("_conv_head", "head.conv"), ("_bn1", "head.norm"))
     blocks = [name for name, module in network.named_modules() if isinstance(module, InvertedBottleneck)]
     for number, block in enumerate(blocks):
-        yield f"_blocks.{number}._expand_conv", f"{block}.expand.conv"
-        yield f"_blocks.{number}._bn0", f"{block}.expand.norm"
-        yield f"_blocks.{number}._depthwise_conv", f"{block}.depthwise.conv"
-        yield f"_blocks.{number}._bn1", f"{block}.depthwise.norm"
-        yield f"_blocks.{number}._project_conv", f"{block}.project.conv"
-        yield f"_blocks.{number}._bn2", f"{block}.project.norm"
+        for place, part in enumerate(("expand", "depthwise", "project")):
+            yield f"_blocks.{number}._{part}_conv", f"{block}.{part}.conv"
+            yield f"_blocks.{number}._bn{place}", f"{block}.{part}.norm"
 
 
 def _efficientnet_lite(width: float, depth: float, input_size: int) -> Chain:
