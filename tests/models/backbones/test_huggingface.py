@@ -49,7 +49,7 @@ def test_a_saved_encoder_needs_nothing_else(dinov2: Path, tmp_path: Path, monkey
     encoder = Encoder.from_backbone(f"hf:{dinov2}", dim=4)
     encoder.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "encoder.json", "model.safetensors"]
-    monkeypatch.setattr("softtriple.models.backbones.huggingface.model_folder", None)
+    monkeypatch.setattr("softtriple.models.backbones.libraries.model_folder", None)
     assert Encoder.load(tmp_path).fingerprint() == encoder.fingerprint()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: damaged"):

@@ -194,7 +194,7 @@ def test_a_saved_encoder_needs_no_model_and_no_network(
     encoder.save(tmp_path)
     files = ["config.json", "encoder.json", "model.safetensors", "sentence.json", "tokenizer.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
-    monkeypatch.setattr("softtriple.models.backbones.sentence_transformers.model_folder", None)
+    monkeypatch.setattr("softtriple.models.backbones.libraries.model_folder", None)
     monkeypatch.setattr(socket.socket, "connect", None)
     np.testing.assert_array_equal(Encoder.load(tmp_path).embed(TEXTS), encoder.embed(TEXTS))
 

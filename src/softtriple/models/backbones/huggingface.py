@@ -24,19 +24,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from softtriple.errors import UserError
-from softtriple.models.backbones.libraries import (
-    CONFIG,
-    build_model,
-    check_model_type,
-    clean_config,
-    config_text,
-    import_library,
-    load_pretrained,
-    model_folder,
-    parse_json,
-    read_config,
-    read_json,
-)
+from softtriple.models.backbones import libraries
+from softtriple.models.backbones.libraries import CONFIG
 from softtriple.models.backbones.stages import LibraryNetwork
 from softtriple.models.preprocess import Preprocess
 
@@ -105,15 +94,15 @@ ARCHITECTURES = {
 
 def vision_model(name: str, *, pretrained: bool = True, input_size: int | None = None) -> "VisionNetwork":
     """The vision model hf:FOLDER or, on the hub, hf:NAME."""
-    folder = model_folder(name)
-    config = read_config(folder, name)
+    folder = libraries.model_folder(name)
+    config = libraries.read_config(folder, name)
     if "vision_config" in config:  # a model of images and texts
         config = config["vision_config"] | {"model_type": f"{config.get('model_type')}_vision_model"}
     preprocess = _image_preprocess(folder, input_size)
     with torch.device("cpu"):  # Encoder.load builds networks on the meta device
         network = vision_network(config, preprocess, name)
         if pretrained:
-            network.network = load_pretrained(network.network, folder, name)
+            network.network = libraries.load_pretrained(network.network, folder, name)
     return network
 
 
@@ -121,15 +110,16 @@ def restore_vision(files: Mapping[str, str], preprocess: Preprocess | None, name
     """The network of a saved encoder, without weights, from the ``files`` beside them alone."""
     if preprocess is None or CONFIG not in files:
         raise UserError(f"{name}: {CONFIG} and preprocess of the encoder are needed")
-    return vision_network(parse_json(files[CONFIG], CONFIG), preprocess, name)
+    return vision_network(libraries.parse_json(files[CONFIG], CONFIG), preprocess, name)
 
 
 def vision_network(config: Mapping[str, Any], preprocess: Preprocess, name: str) -> "VisionNetwork":
     """The architecture that ``config`` describes, with random weights."""
-    architecture = ARCHITECTURES[check_model_type(config, ARCHITECTURES, "vision model", name)]
-    kept = clean_config(config, name)
-    model = build_model(getattr(import_library("transformers", name), architecture.model), kept, name)
-    return VisionNetwork(model, architecture, preprocess, {CONFIG: config_text(kept)})
+    architecture = ARCHITECTURES[libraries.check_model_type(config, ARCHITECTURES, "vision model", name)]
+    kept = libraries.clean_config(config, name)
+    build = getattr(libraries.import_library("transformers", name), architecture.model)
+    model = libraries.build_model(build, kept, name)
+    return VisionNetwork(model, architecture, preprocess, {CONFIG: libraries.config_text(kept)})
 
 
 class VisionNetwork(LibraryNetwork):
@@ -194,10 +184,10 @@ class VisionNetwork(LibraryNetwork):
 
 def _image_preprocess(folder: Path, input_size: int | None) -> Preprocess:
     path = folder / "preprocessor_config.json"
-    settings = read_json(path)
+    settings = libraries.read_json(path)
     if settings is None:
         path = folder / "processor_config.json"
-        settings = (read_json(path) or {}).get("image_processor")
+        settings = (libraries.read_json(path) or {}).get("image_processor")
     if settings is None:
         raise UserError(f"{folder}: preprocessor_config.json, the settings of the image processor, is missing")
     try:
@@ -206,16 +196,16 @@ def _image_preprocess(folder: Path, input_size: int | None) -> Preprocess:
         resize = max(edge, crop)
         if settings.get("crop_pct") and crop == edge < 384:  # ConvNeXt's rule
             resize = int(edge / settings["crop_pct"])
-        size = input_size or crop
         normal = settings.get("do_normalize", True)
-        return Preprocess(
-            size=size,
-            resize=round(size * resize / crop),
+        native = Preprocess(
+            size=crop,
+            resize=resize,
             channels="bgr" if settings.get("do_flip_channel_order") else "rgb",
             peak=255 * settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 255.0,
             mean=tuple(settings["image_mean"]) if normal else (0.0, 0.0, 0.0),
             std=tuple(settings["image_std"]) if normal else (1.0, 1.0, 1.0),
         )
+        return native.at_size(input_size or crop)
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{path}: not the settings of an image processor that can be used ({error!r})") from error
 

@@ -19,19 +19,8 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
 from softtriple.errors import UserError
-from softtriple.models.backbones.libraries import (
-    CONFIG,
-    build_model,
-    check_model_type,
-    clean_config,
-    config_text,
-    import_library,
-    load_pretrained,
-    model_folder,
-    parse_json,
-    read_config,
-    read_json,
-)
+from softtriple.models.backbones import libraries
+from softtriple.models.backbones.libraries import CONFIG
 from softtriple.models.backbones.stages import Chain
 from softtriple.models.weights import load_exactly, read_tensors
 
@@ -82,17 +71,17 @@ class Sentence(BaseModel, extra="forbid", frozen=True):
 
 def sentence_model(name: str, *, pretrained: bool = True) -> Chain:
     """The model st:FOLDER or, on the Hugging Face hub, st:NAME. Plain transformers get mean pooling."""
-    folder = model_folder(name)
+    folder = libraries.model_folder(name)
     modules = _modules(folder)
     inner = folder / modules[0][1] if modules else folder
-    config = clean_config(read_config(inner, name), name)
+    config = libraries.clean_config(libraries.read_config(inner, name), name)
     sentence = _sentence(folder, modules[1:], name)
     with torch.device("cpu"):  # Encoder.load builds networks on the meta device
         network = _sentence_network(config, sentence, _read_tokenizer(inner, config, name), name)
         embedding = network.get_submodule("network")
         assert isinstance(embedding, SentenceEmbedding)
         if pretrained:
-            embedding.model = load_pretrained(embedding.model, inner, name)
+            embedding.model = libraries.load_pretrained(embedding.model, inner, name)
             dense = [path for kind, path in modules if kind == "Dense"]
             for layer, path in zip(embedding.dense, dense, strict=True):
                 file = folder / path / "model.safetensors"
@@ -109,7 +98,8 @@ def restore_sentence(files: Mapping[str, str], name: str) -> Chain:
         sentence = Sentence.model_validate_json(files[SENTENCE])
     except ValidationError as error:
         raise UserError(f"{SENTENCE}: {error.errors()[0]['msg']}") from None
-    return _sentence_network(clean_config(parse_json(files[CONFIG], CONFIG), name), sentence, files[TOKENIZER], name)
+    config = libraries.clean_config(libraries.parse_json(files[CONFIG], CONFIG), name)
+    return _sentence_network(config, sentence, files[TOKENIZER], name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,17 +153,17 @@ def pool_tokens(
 
 
 def _sentence_network(config: Mapping[str, Any], sentence: Sentence, tokenizer: str, name: str) -> Chain:
-    check_model_type(config, MODEL_TYPES, "text encoder", name)
+    libraries.check_model_type(config, MODEL_TYPES, "text encoder", name)
     if sentence.pooling not in POOLINGS or any(d.activation not in _ACTIVATIONS for d in sentence.dense):
         raise UserError(f"{name}: pooling must be {', '.join(POOLINGS)}, activations {', '.join(_ACTIVATIONS)}")
     try:
         backend = importlib.import_module("tokenizers").Tokenizer.from_str(tokenizer)
     except Exception as error:  # the Rust library raises Exception itself
         raise UserError(f"{name}: {TOKENIZER} cannot be read ({error})") from error
-    model = build_model(import_library("transformers", name).AutoModel.from_config, config, name)
+    model = libraries.build_model(libraries.import_library("transformers", name).AutoModel.from_config, config, name)
     width = sentence.dense[-1].out_features if sentence.dense else model.config.hidden_size
     files = {
-        CONFIG: config_text(config),
+        CONFIG: libraries.config_text(config),
         TOKENIZER: tokenizer,
         SENTENCE: sentence.model_dump_json(indent=2) + "\n",
     }
@@ -197,7 +187,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 def _sentence(folder: Path, modules: list[tuple[str, str]], name: str) -> Sentence:
     sentence = Sentence()
     for kind, path in modules:
-        settings = read_json(folder / path / CONFIG) or {}
+        settings = libraries.read_json(folder / path / CONFIG) or {}
         if kind == "Pooling":
             sentence = sentence.model_copy(update={"pooling": _pooling(settings)})
         elif kind == "Dense":
@@ -230,14 +220,14 @@ def _pooling(settings: Mapping[str, Any]) -> str:
 
 def _read_tokenizer(folder: Path, config: Mapping[str, Any], name: str) -> str:
     """The tokenizer in ``folder`` as JSON, with truncation to the model's length and padding."""
-    transformers = import_library("transformers", name)
+    transformers = libraries.import_library("transformers", name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: no tokenizer that can be loaded from {folder} ({error})") from error
     if not tokenizer.is_fast:
         raise UserError(f"{name}: its tokenizer has no {TOKENIZER}")
-    settings = next((read_json(path) or {} for path in sorted(folder.glob("sentence_*_config.json"))), {})
+    settings = next((libraries.read_json(path) or {} for path in sorted(folder.glob("sentence_*_config.json"))), {})
     lengths = (settings.get("max_seq_length"), tokenizer.model_max_length, config.get("max_position_embeddings"))
     length = min(length for length in lengths if isinstance(length, int) and length > 0)
     backend = tokenizer.backend_tokenizer
