@@ -185,26 +185,22 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _sentence(folder: Path, modules: list[tuple[str, str]], name: str) -> Sentence:
-    sentence = Sentence()
+    pooling, dense, normalize = "mean", [], False
     for kind, path in modules:
         settings = libraries.read_json(folder / path / CONFIG) or {}
         if kind == "Pooling":
-            sentence = sentence.model_copy(update={"pooling": _pooling(settings)})
+            pooling = _pooling(settings)
         elif kind == "Dense":
-            dense = Dense(
-                in_features=settings["in_features"],
-                out_features=settings["out_features"],
-                bias=settings.get("bias", True),
-                activation=str(settings.get("activation_function", "Tanh")).rpartition(".")[2],
-            )
-            sentence = sentence.model_copy(update={"dense": (*sentence.dense, dense)})
+            activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
+            sizes = {key: settings[key] for key in ("in_features", "out_features")}
+            dense.append(Dense(**sizes, bias=settings.get("bias", True), activation=activation))
         elif kind == "Normalize":
-            sentence = sentence.model_copy(update={"normalize": True})
+            normalize = True
         else:
             raise UserError(
                 f"{name}: modules.json lists {kind}; supported are Transformer, Pooling, Dense and Normalize"
             )
-    return sentence
+    return Sentence(pooling=pooling, dense=tuple(dense), normalize=normalize)
 
 
 def _pooling(settings: Mapping[str, Any]) -> str:
