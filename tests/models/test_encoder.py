@@ -138,6 +138,8 @@ def test_more_stages_than_there_are() -> None:
     check_trainable("last:5")
     with pytest.raises(UserError, match="trainable = 'last:5': conv-small has only 4 stages"):
         small().set_trainable("last:5")
+    with pytest.raises(UserError, match=r"text has only 1 stage$"):
+        Encoder.from_backbone("text", dim=2).set_trainable("last:2")
 
 
 def test_no_head_to_train() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -246,7 +246,8 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> "Encoder":
         """Set training mode, except for what is frozen."""
         super().train(mode)
-        for module in self._frozen_modules():
+        frozen = self.backbone.first_modules(self._frozen_stages)
+        for module in frozen if self._frozen_batch_norm == "off" else [*frozen, *self._batch_norms()]:
             module.eval()
         return self
 
@@ -292,22 +293,15 @@ class Encoder(nn.Module):
         self.requires_grad_(True)
         if self._low_rank:
             freeze_all_but_low_rank(self.backbone)
-        for index in range(self._frozen_stages):
-            for module in self.backbone.stage_modules(index):
-                module.requires_grad_(False)
+        for module in self.backbone.first_modules(self._frozen_stages):
+            module.requires_grad_(False)
         if self._frozen_batch_norm == "statistics+affine":
             for norm in self._batch_norms():
                 norm.requires_grad_(False)
         self.train(self.training)
 
-    def _frozen_modules(self) -> Iterator[nn.Module]:
-        for index in range(self._frozen_stages):
-            yield from self.backbone.stage_modules(index)
-        if self._frozen_batch_norm != "off":
-            yield from self._batch_norms()
-
-    def _batch_norms(self) -> Iterator[nn.Module]:
-        return (module for module in self.modules() if isinstance(module, _BatchNorm))
+    def _batch_norms(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, _BatchNorm)]
 
     # Files.
 

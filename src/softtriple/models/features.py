@@ -315,10 +315,9 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
     digest.update(repr(encoder.preprocess).encode())
     if reading.is_eval:
         digest.update(b"float32")
-    for index in range(frozen):
-        for module in encoder.backbone.stage_modules(index):
-            for name, tensor in module.state_dict().items():
-                digest.update(name.encode())
-                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    for module in encoder.backbone.first_modules(frozen):
+        for name, tensor in module.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
     digest.update(fingerprint(split.items).encode())
     return digest.hexdigest()[:16]

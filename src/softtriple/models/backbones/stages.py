@@ -65,6 +65,10 @@ class StagedNetwork(nn.Module, ABC):
         stage = self.stage_names[index]
         return [module for name, module in self.named_children() if name == stage or name.startswith(f"{stage}_")]
 
+    def first_modules(self, count: int) -> list[nn.Module]:
+        """The modules of the first ``count`` stages."""
+        return [module for index in range(count) for module in self.stage_modules(index)]
+
 
 class Chain(StagedNetwork):
     """A network whose stages are modules, run one after another; ``settings`` are those of `StagedNetwork`."""
