@@ -1,7 +1,20 @@
 """Random batches and centres, in float64, and the comparison of a loss with plain loops."""
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+from softtriple.losses import CenterLoss
+
+AnyLoss = TypeVar("AnyLoss", bound=CenterLoss)
+
+
+def with_centers(loss: AnyLoss, centers: Tensor) -> AnyLoss:
+    """``loss`` in the precision of ``centers``, which replace its own."""
+    with torch.no_grad():
+        loss.to(centers.dtype).centers.copy_(centers)
+    return loss
 
 
 def assert_same_with_gradient(value: Tensor, expected: Tensor, embeddings: Tensor, **tolerance: float) -> None:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.losses.problems import random_problem
+from tests.losses.problems import random_problem, with_centers
 from tests.reference import softtriple_by_the_book as book
 
 from softtriple import HardTripleLoss, SoftTripleLoss
@@ -24,9 +24,7 @@ def test_hard_triple_and_its_gradient_are_the_papers(
     batch: int, num_classes: int, k: int, margin: float, seed: int
 ) -> None:
     embeddings, labels, centers = random_problem(seed, batch, num_classes, k, 5)
-    hard = HardTripleLoss(num_classes, 5, k, margin=margin).double()
-    with torch.no_grad():
-        hard.centers.copy_(centers)
+    hard = with_centers(HardTripleLoss(num_classes, 5, k, margin=margin), centers)
     expected = book.hard_triple(embeddings, labels, centers, scale=20.0, margin=margin)
     found = hard(embeddings, labels)
     torch.testing.assert_close(found, expected)
@@ -36,9 +34,7 @@ def test_hard_triple_and_its_gradient_are_the_papers(
 
 def test_gamma_to_zero_is_hard_triple() -> None:
     embeddings, labels, centers = random_problem(1, 6, 5, 4, 8)
-    hard = HardTripleLoss(5, 8, 4, margin=0.05).double()
-    with torch.no_grad():
-        hard.centers.copy_(centers)
+    hard = with_centers(HardTripleLoss(5, 8, 4, margin=0.05), centers)
     soft = SoftTripleLoss(5, 8, 4, gamma=1e-5, margin=0.05, tau=0.0).double()
     soft.load_state_dict(hard.state_dict())
     torch.testing.assert_close(soft(embeddings, labels), hard(embeddings, labels))

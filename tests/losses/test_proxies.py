@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses as peer
-from tests.losses.problems import random_problem
+from tests.losses.problems import random_problem, with_centers
 from tests.reference import proxies_by_the_book as book
 from torch import Tensor, nn
 
@@ -20,10 +20,7 @@ def problem(seed: int, size: int, num_classes: int) -> tuple[Tensor, Tensor, Ten
 
 
 def with_proxies(loss: ProxyNCALoss | ProxyAnchorLoss | NormalizedSoftmaxLoss, proxies: Tensor) -> nn.Module:
-    loss = loss.double()
-    with torch.no_grad():
-        loss.centers.copy_(proxies[:, None])
-    return loss
+    return with_centers(loss, proxies[:, None])
 
 
 def assert_same(found: Tensor, loss: nn.Module, expected: Tensor, embeddings: Tensor, proxies: Tensor) -> None:

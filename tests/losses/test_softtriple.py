@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.losses.problems import random_problem
+from tests.losses.problems import random_problem, with_centers
 from tests.reference import softtriple_by_the_book as book
 from torch import Tensor
 
@@ -17,10 +17,7 @@ from softtriple.losses import Settings, center_spread, softtriple_objective
 
 def loss_with(centers: Tensor, **options: float) -> SoftTripleLoss:
     num_classes, k, dim = centers.shape
-    loss = SoftTripleLoss(num_classes, dim, k, **options).to(centers.dtype)
-    with torch.no_grad():
-        loss.centers.copy_(centers)
-    return loss
+    return with_centers(SoftTripleLoss(num_classes, dim, k, **options), centers)
 
 
 @settings(deadline=None, max_examples=60)

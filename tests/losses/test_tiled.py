@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.losses.problems import random_problem
+from tests.losses.problems import random_problem, with_centers
 from torch import Tensor
 
 from softtriple import SoftTripleLoss
@@ -90,10 +90,7 @@ def test_gradient_is_scaled_by_the_upstream_gradient() -> None:
 
 def module(centers: Tensor) -> SoftTripleLoss:
     num_classes, k, dim = centers.shape
-    loss = SoftTripleLoss(num_classes, dim, k).to(centers.dtype)
-    with torch.no_grad():
-        loss.centers.copy_(centers)
-    return loss
+    return with_centers(SoftTripleLoss(num_classes, dim, k), centers)
 
 
 def test_gradients_accumulate_and_kept_gradients_stay() -> None:
