@@ -46,7 +46,7 @@ EMBEDDING_BATCH = 64
 
 
 def _silent(done: int, total: int) -> None:
-    """Progress that nobody watches."""
+    """Show no progress."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -54,7 +54,7 @@ def first_line(error: Exception) -> str:
 
 
 def model_folder(name: str) -> Path:
-    """The folder that ``name`` ends with, or that of the model in the hub's cache, downloaded if it is not there."""
+    """The folder of the model ``name``, prefix:FOLDER or prefix:MODEL; the hub's cache has a MODEL, or downloads it."""
     model = name.partition(":")[2]
     if Path(model).is_dir():
         return Path(model)
@@ -144,7 +144,7 @@ def build_model(build: Callable[[Any], Any], config: Mapping[str, Any], name: st
 
 
 def load_pretrained(model: Any, folder: Path, name: str) -> Any:
-    """``model`` again with the weights in ``folder``, in float32; none may be missing."""
+    """A copy of ``model`` with the weights in ``folder``, in float32; none may be missing."""
     options = {"use_safetensors": True, "local_files_only": True, "dtype": torch.float32}
     try:
         with _quiet():
