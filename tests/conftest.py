@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import tests.torchvision_operators  # noqa: F401  before anything imports torchvision
@@ -67,6 +68,14 @@ def _nothing_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test closes the sockets and ends the threads that it started."""
     with nullcontext() if SHARED.intersection(request.fixturenames) else nothing_left_open():
         yield
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """As users run it: without the annotation checks of the tests, which would come before an error message."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(autouse=True)

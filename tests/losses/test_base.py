@@ -2,26 +2,18 @@
 
 import copy
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 from torch import Tensor, nn
 
 from softtriple import SoftTripleLoss
 from softtriple.errors import UserError
 from softtriple.losses import LOSSES, HTLLoss, Loss, MarginLoss, as_loss, build_loss, sample_classes
 
-
-@pytest.fixture(autouse=True)
-def as_users_have_it() -> Iterator[None]:
-    """Without the annotation checks of the tests, which would stop wrong input before the loss sees it."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.mark.parametrize(

@@ -2,24 +2,16 @@
 
 import re
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config
 
 from softtriple.errors import UserError
 from softtriple.losses import LOSSES, build_loss, check_loss, has_option, is_shardable
 
-
-@pytest.fixture(autouse=True)
-def as_users_have_it() -> Iterator[None]:
-    """Without the annotation checks of the tests, which would stop wrong input before the loss sees it."""
-    config.update("jaxtyping_disable", True)
-    yield
-    config.update("jaxtyping_disable", False)
+pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.mark.parametrize(

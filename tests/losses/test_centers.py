@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.losses.problems import with_centers
 from torch import Tensor
 
 from softtriple import HardTripleLoss, NormalizedSoftmaxLoss, SoftmaxLoss, SoftTripleLoss
@@ -22,10 +23,7 @@ def clumps(counts: list[list[int]], jitter: float, dim: int = 16) -> Tensor:
 
 
 def trained(centers: Tensor, **options: float) -> SoftTripleLoss:
-    loss = SoftTripleLoss(len(centers), centers.shape[2], centers.shape[1], **options)
-    with torch.no_grad():
-        loss.centers.copy_(centers * 0.3)
-    return loss
+    return with_centers(SoftTripleLoss(len(centers), centers.shape[2], centers.shape[1], **options), centers * 0.3)
 
 
 def test_distinct_centers_are_counted_by_class() -> None:

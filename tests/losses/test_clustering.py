@@ -7,18 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
+from tests.losses.problems import assert_same_with_gradient, random_batch
 from tests.reference import clustering_by_the_book as book
-from torch import Tensor
 
 from softtriple.losses import ClusteringLoss
 from softtriple.losses.clustering import greedy_medoids, normalized_mutual_information, refined_medoids
 from softtriple.losses.pairs import distances
-
-
-def problem(seed: int, size: int, num_classes: int) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(size, 3, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (size,), generator=random)
 
 
 @settings(deadline=None, max_examples=40)
@@ -32,19 +26,17 @@ def problem(seed: int, size: int, num_classes: int) -> tuple[Tensor, Tensor]:
 def test_value_and_gradient_are_the_references(
     size: int, num_classes: int, gamma: float, rounds: int, seed: int
 ) -> None:
-    embeddings, labels = problem(seed, size, num_classes)
+    embeddings, labels = random_batch(seed, size, num_classes, 3)
     expected = book.clustering(embeddings, labels.tolist(), gamma, rounds)
     found = ClusteringLoss(num_classes, 3, gamma=gamma, refinements=rounds)(embeddings, labels)
-    torch.testing.assert_close(found, expected)
-    (by_book,) = torch.autograd.grad(expected + 0 * embeddings.sum(), embeddings)
-    torch.testing.assert_close(torch.autograd.grad(found, embeddings)[0], by_book, rtol=1e-6, atol=1e-9)
+    assert_same_with_gradient(found, expected, embeddings, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 10.0])
 def test_greedy_choice_and_swaps_come_near_the_best_set_of_medoids(gamma: float) -> None:
     shortfalls = []
     for seed in range(10):
-        embeddings, labels = problem(seed, 8, 3)
+        embeddings, labels = random_batch(seed, 8, 3, 3)
         labels = torch.unique(labels, return_inverse=True)[1]
         distance = distances(torch.nn.functional.normalize(embeddings.detach(), dim=-1))
         medoids = refined_medoids(distance, labels, greedy_medoids(distance, labels, gamma), gamma, 5)

@@ -4,18 +4,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.losses.problems import random_problem
 from tests.reference import softtriple_by_the_book as book
 from torch import Tensor
 
 from softtriple.losses import center_spread, margin_softmax, soft_similarity
 from softtriple.losses.hardtriple import nearest_similarity
-
-
-def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(batch, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    centers = torch.randn(num_classes, k, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (batch,), generator=random), centers
 
 
 @settings(deadline=None, max_examples=40)
@@ -27,7 +21,7 @@ def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[
     seed=st.integers(0, 10_000),
 )
 def test_each_function_is_its_equation(batch: int, num_classes: int, k: int, gamma: float, seed: int) -> None:
-    embeddings, labels, centers = problem(seed, batch, num_classes, k, 4)
+    embeddings, labels, centers = random_problem(seed, batch, num_classes, k, 4)
     x, w = F.normalize(embeddings, dim=1), F.normalize(centers, dim=-1)
     similarity = [[book.relaxed([book.dot(row, c) for c in of_class], gamma) for of_class in w] for row in x]
     relaxed = soft_similarity(x, w, gamma)
@@ -39,7 +33,7 @@ def test_each_function_is_its_equation(batch: int, num_classes: int, k: int, gam
 
 
 def test_proposition_1_softmax_is_a_smoothed_maximum_over_triplets() -> None:
-    embeddings, labels, centers = problem(7, 1, 6, 1, 5)
+    embeddings, labels, centers = random_problem(7, 1, 6, 1, 5)
     scale, label = 3.0, int(labels)
     x, w = F.normalize(embeddings[0], dim=0), F.normalize(centers[:, 0], dim=1)
     triplets = scale * (w - w[label]) @ x
@@ -69,7 +63,7 @@ def test_theorem_1_triplets_of_centers_imply_triplets_of_examples() -> None:
 
 
 def test_relaxed_similarity_lies_between_mean_and_maximum() -> None:
-    embeddings, _, centers = problem(8, 5, 4, 6, 7)
+    embeddings, _, centers = random_problem(8, 5, 4, 6, 7)
     x, w = F.normalize(embeddings, dim=1), F.normalize(centers, dim=-1)
     soft = soft_similarity(x, w, 0.1)
     assert (soft <= nearest_similarity(x, w) + 1e-12).all()

@@ -5,18 +5,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.losses.problems import random_problem, with_centers
 from tests.reference import softtriple_by_the_book as book
-from torch import Tensor
 
 from softtriple import HardTripleLoss, SoftTripleLoss
 from softtriple.losses.hardtriple import span_similarity
-
-
-def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(batch, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    centers = torch.randn(num_classes, k, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (batch,), generator=random), centers
 
 
 @settings(deadline=None, max_examples=30)
@@ -30,10 +23,8 @@ def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[
 def test_hard_triple_and_its_gradient_are_the_papers(
     batch: int, num_classes: int, k: int, margin: float, seed: int
 ) -> None:
-    embeddings, labels, centers = problem(seed, batch, num_classes, k, 5)
-    hard = HardTripleLoss(num_classes, 5, k, margin=margin).double()
-    with torch.no_grad():
-        hard.centers.copy_(centers)
+    embeddings, labels, centers = random_problem(seed, batch, num_classes, k, 5)
+    hard = with_centers(HardTripleLoss(num_classes, 5, k, margin=margin), centers)
     expected = book.hard_triple(embeddings, labels, centers, scale=20.0, margin=margin)
     found = hard(embeddings, labels)
     torch.testing.assert_close(found, expected)
@@ -42,10 +33,8 @@ def test_hard_triple_and_its_gradient_are_the_papers(
 
 
 def test_gamma_to_zero_is_hard_triple() -> None:
-    embeddings, labels, centers = problem(1, 6, 5, 4, 8)
-    hard = HardTripleLoss(5, 8, 4, margin=0.05).double()
-    with torch.no_grad():
-        hard.centers.copy_(centers)
+    embeddings, labels, centers = random_problem(1, 6, 5, 4, 8)
+    hard = with_centers(HardTripleLoss(5, 8, 4, margin=0.05), centers)
     soft = SoftTripleLoss(5, 8, 4, gamma=1e-5, margin=0.05, tau=0.0).double()
     soft.load_state_dict(hard.state_dict())
     torch.testing.assert_close(soft(embeddings, labels), hard(embeddings, labels))
@@ -53,7 +42,7 @@ def test_gamma_to_zero_is_hard_triple() -> None:
 
 
 def test_span_similarity_is_the_distance_by_least_squares() -> None:
-    embeddings, _, centers = problem(9, 5, 4, 3, 7)
+    embeddings, _, centers = random_problem(9, 5, 4, 3, 7)
     x, w = F.normalize(embeddings, dim=1), F.normalize(centers, dim=-1)
     found = span_similarity(x, w)
     for i in range(5):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.losses.problems import assert_same_with_gradient, random_batch
 from tests.reference import htl_by_the_book as book
 from torch import Tensor
 
@@ -46,15 +47,11 @@ def test_tree_margins_and_loss_are_the_papers(
     spreads = torch.tensor(distances, dtype=torch.float64).diagonal()
     torch.testing.assert_close(loss.spreads, spreads)
 
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(size, 3, generator=random, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(num_classes, (size,), generator=random)
+    embeddings, labels = random_batch(seed, size, num_classes, 3)
     margins = [[0.1 + bounds[level] - distances[p][p] for level in row] for p, row in enumerate(expected_levels)]
     expected = book.htl(embeddings, labels.tolist(), margins, squared=squared)
     found = loss(embeddings, labels)
-    torch.testing.assert_close(found, expected)
-    (by_book,) = torch.autograd.grad(expected + 0 * embeddings.sum(), embeddings)
-    torch.testing.assert_close(torch.autograd.grad(found, embeddings)[0], by_book)
+    assert_same_with_gradient(found, expected, embeddings)
 
 
 def test_without_a_tree_the_margin_is_beta() -> None:

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses as peer
 from pytorch_metric_learning.distances import LpDistance
+from tests.losses.problems import assert_same_with_gradient, random_batch
 from tests.reference import pairs_by_the_book as book
 from tests.reference.softtriple_by_the_book import unit
-from torch import Tensor, nn
+from torch import nn
 
 from softtriple.losses import LiftedStructureLoss, MarginLoss, NPairsLoss, SemiHardTripletLoss
 from softtriple.losses.pairs import (
@@ -25,12 +26,6 @@ from softtriple.losses.pairs import (
 )
 
 
-def problem(seed: int, size: int, num_classes: int, dim: int) -> tuple[Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(size, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (size,), generator=random)
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     size=st.integers(1, 9),
@@ -39,14 +34,10 @@ def problem(seed: int, size: int, num_classes: int, dim: int) -> tuple[Tensor, T
     seed=st.integers(0, 10_000),
 )
 def test_semi_hard_is_the_reference(size: int, num_classes: int, margin: float, seed: int) -> None:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(size, 3, generator=random, dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(num_classes, (size,), generator=random)
+    embeddings, labels = random_batch(seed, size, num_classes, 3)
     expected = book.semi_hard(embeddings, labels.tolist(), margin)
     found = SemiHardTripletLoss(num_classes, 3, margin=margin)(embeddings, labels)
-    torch.testing.assert_close(found, expected)
-    (by_book,) = torch.autograd.grad(expected + 0 * embeddings.sum(), embeddings)
-    torch.testing.assert_close(torch.autograd.grad(found, embeddings)[0], by_book)
+    assert_same_with_gradient(found, expected, embeddings)
 
 
 def test_semi_hard_negative_is_the_next_farther_one_or_the_farthest() -> None:
@@ -122,9 +113,7 @@ def test_lifted_is_the_reference(size: int, num_classes: int, margin: float, spr
     labels = torch.randint(num_classes, (size,), generator=random)
     expected = book.lifted(embeddings, labels.tolist(), margin)
     found = LiftedStructureLoss(num_classes, 3, margin=margin, length=None)(embeddings, labels)
-    torch.testing.assert_close(found, expected)
-    (by_book,) = torch.autograd.grad(expected + 0 * embeddings.sum(), embeddings)
-    torch.testing.assert_close(torch.autograd.grad(found, embeddings)[0], by_book)
+    assert_same_with_gradient(found, expected, embeddings)
 
 
 @settings(deadline=None, max_examples=60)
@@ -138,7 +127,7 @@ def test_lifted_is_the_reference(size: int, num_classes: int, margin: float, spr
 def test_n_pairs_is_the_reference_on_the_pairs_of_a_batch(
     size: int, num_classes: int, l2: float, length: float | None, seed: int
 ) -> None:
-    embeddings, labels = problem(seed, size, num_classes, 3)
+    embeddings, labels = random_batch(seed, size, num_classes, 3)
     waiting: dict[int, int] = {}
     pairs = []
     for row, label in enumerate(labels.tolist()):
@@ -151,13 +140,11 @@ def test_n_pairs_is_the_reference_on_the_pairs_of_a_batch(
     lengths = sum((embeddings[a].square().sum() + embeddings[p].square().sum() for a, p, _ in pairs), start=0.0)
     expected = expected + l2 / 4 * lengths / max(len(pairs), 1)
     found = NPairsLoss(num_classes, 3, l2=l2, length=length)(embeddings, labels)
-    torch.testing.assert_close(found, expected)
-    (by_book,) = torch.autograd.grad(expected + 0 * embeddings.sum(), embeddings)
-    torch.testing.assert_close(torch.autograd.grad(found, embeddings)[0], by_book)
+    assert_same_with_gradient(found, expected, embeddings)
 
 
 def test_n_pairs_of_pairs_side_by_side() -> None:
-    embeddings, _ = problem(0, 8, 1, 3)
+    embeddings, _ = random_batch(0, 8, 1, 3)
     labels = torch.tensor([2, 2, 0, 0, 1, 1, 0, 0])
     expected = book.n_pairs(list(embeddings[::2]), list(embeddings[1::2]), labels[::2].tolist(), l2=0.002)
     torch.testing.assert_close(NPairsLoss(3, 3, length=None)(embeddings, labels), expected)
@@ -174,7 +161,7 @@ def test_n_pairs_of_pairs_side_by_side() -> None:
 def test_margin_is_the_papers_on_the_triplets_it_draws(
     size: int, num_classes: int, margin: float, nu: float, seed: int
 ) -> None:
-    embeddings, labels = problem(seed, size, num_classes, 4)
+    embeddings, labels = random_batch(seed, size, num_classes, 4)
     loss = MarginLoss(num_classes, 4, margin=margin, nu=nu).double()
     with torch.no_grad():
         loss.betas.uniform_(0.6, 1.5, generator=torch.Generator().manual_seed(seed))
@@ -199,7 +186,7 @@ def test_margin_is_the_papers_on_the_triplets_it_draws(
 
 @pytest.mark.parametrize("nu", [0.0, 0.3])
 def test_margin_of_pytorch_metric_learning_on_the_same_triplets(nu: float) -> None:
-    embeddings, labels = problem(0, 12, 3, 6)
+    embeddings, labels = random_batch(0, 12, 3, 6)
     theirs = peer.MarginLoss(margin=0.2, nu=nu, beta=1.1, learn_beta=True, num_classes=3).double()
     positive, negative = relations(labels)
     distance = distances(F.normalize(embeddings, dim=-1))
@@ -261,7 +248,7 @@ def test_boundaries_learn_at_their_own_rate() -> None:
 
 
 def test_seeded_draws_repeat() -> None:
-    embeddings, labels = problem(3, 20, 4, 6)
+    embeddings, labels = random_batch(3, 20, 4, 6)
     loss = MarginLoss(4, 6)
     values = []
     for seed in (0, 0, 1):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses as peer
 from pytorch_metric_learning.regularizers import SparseCentersRegularizer
+from tests.losses.problems import with_centers
 from torch import Tensor
 
 from softtriple import NormalizedSoftmaxLoss, SoftTripleLoss
@@ -23,9 +24,7 @@ def test_the_authors_code(case: dict[str, Any]) -> None:
     centers = torch.tensor(case["centers"], dtype=torch.float64)
     num_classes, k, dim = centers.shape
     options = {name: case[name] for name in ("scale", "gamma", "margin", "tau")}
-    loss = SoftTripleLoss(num_classes, dim, k, **options, smoothing=1e-5).double()
-    with torch.no_grad():
-        loss.centers.copy_(centers)
+    loss = with_centers(SoftTripleLoss(num_classes, dim, k, **options, smoothing=1e-5), centers)
 
     value = loss(embeddings, torch.tensor(case["labels"]))
     value.backward()
@@ -49,9 +48,7 @@ def batch(dim: int, num_classes: int) -> tuple[Tensor, Tensor]:
 def test_pytorch_metric_learning_softtriple() -> None:
     embeddings, labels = batch(dim=8, num_classes=6)
     theirs = peer.SoftTripleLoss(6, 8, centers_per_class=3, la=20, gamma=0.1, margin=0.01)
-    ours = SoftTripleLoss(6, 8, 3, tau=0.0)
-    with torch.no_grad():
-        ours.centers.copy_(theirs.fc.T.reshape(6, 3, 8))
+    ours = with_centers(SoftTripleLoss(6, 8, 3, tau=0.0), theirs.fc.T.reshape(6, 3, 8))
     torch.testing.assert_close(ours(embeddings, labels), theirs(embeddings, labels))
     (by_embeddings,) = torch.autograd.grad(theirs(embeddings, labels), embeddings)
     torch.testing.assert_close(torch.autograd.grad(ours(embeddings, labels), embeddings)[0], by_embeddings)
@@ -61,9 +58,7 @@ def test_pytorch_metric_learning_softtriple_with_its_regulariser() -> None:
     embeddings, labels = batch(dim=8, num_classes=6)
     regulariser = SparseCentersRegularizer(6, 3)
     theirs = peer.SoftTripleLoss(6, 8, 3, weight_regularizer=regulariser, weight_reg_weight=0.7).double()
-    ours = SoftTripleLoss(6, 8, 3, tau=0.7).double()
-    with torch.no_grad():
-        ours.centers.copy_(theirs.fc.T.reshape(6, 3, 8))
+    ours = with_centers(SoftTripleLoss(6, 8, 3, tau=0.7), theirs.fc.T.reshape(6, 3, 8))
     embeddings = embeddings.double()
     torch.testing.assert_close(ours(embeddings, labels), theirs(embeddings, labels))
 
@@ -71,9 +66,7 @@ def test_pytorch_metric_learning_softtriple_with_its_regulariser() -> None:
 def test_pytorch_metric_learning_normalised_softmax() -> None:
     embeddings, labels = batch(dim=8, num_classes=6)
     theirs = peer.NormalizedSoftmaxLoss(6, 8, temperature=0.05)
-    ours = NormalizedSoftmaxLoss(6, 8, scale=20.0)
-    with torch.no_grad():
-        ours.centers.copy_(theirs.W.T[:, None])
+    ours = with_centers(NormalizedSoftmaxLoss(6, 8, scale=20.0), theirs.W.T[:, None])
     torch.testing.assert_close(ours(embeddings, labels), theirs(embeddings, labels))
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytorch_metric_learning import losses as peer
+from tests.losses.problems import random_problem, with_centers
 from tests.reference import proxies_by_the_book as book
 from torch import Tensor, nn
 
@@ -14,17 +15,12 @@ from softtriple.losses.proxies import proxy_nca
 
 
 def problem(seed: int, size: int, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(size, 4, generator=random, dtype=torch.float64, requires_grad=True)
-    proxies = torch.randn(num_classes, 4, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (size,), generator=random), proxies
+    embeddings, labels, centers = random_problem(seed, size, num_classes, 1, 4)
+    return embeddings, labels, centers[:, 0]
 
 
 def with_proxies(loss: ProxyNCALoss | ProxyAnchorLoss | NormalizedSoftmaxLoss, proxies: Tensor) -> nn.Module:
-    loss = loss.double()
-    with torch.no_grad():
-        loss.centers.copy_(proxies[:, None])
-    return loss
+    return with_centers(loss, proxies[:, None])
 
 
 def assert_same(found: Tensor, loss: nn.Module, expected: Tensor, embeddings: Tensor, proxies: Tensor) -> None:

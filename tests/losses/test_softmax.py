@@ -2,24 +2,15 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from tests.losses.problems import random_problem, with_centers
 
 from softtriple import NormalizedSoftmaxLoss, SoftmaxLoss, SoftTripleLoss
 
 
-def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(batch, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    centers = torch.randn(num_classes, k, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (batch,), generator=random), centers
-
-
 def test_one_center_without_margin_is_the_normalised_softmax() -> None:
-    embeddings, labels, centers = problem(2, 6, 5, 1, 8)
+    embeddings, labels, centers = random_problem(2, 6, 5, 1, 8)
     logits = 20.0 * F.normalize(embeddings, dim=1) @ F.normalize(centers[:, 0], dim=1).T
-    softmax = NormalizedSoftmaxLoss(5, 8).double()
-    with torch.no_grad():
-        softmax.centers.copy_(centers)
+    softmax = with_centers(NormalizedSoftmaxLoss(5, 8), centers)
     torch.testing.assert_close(softmax(embeddings, labels), F.cross_entropy(logits, labels))
     same = SoftTripleLoss(5, 8, 1, margin=0.0, tau=0.0).double()
     same.load_state_dict(softmax.state_dict())
@@ -27,9 +18,7 @@ def test_one_center_without_margin_is_the_normalised_softmax() -> None:
 
 
 def test_plain_softmax_is_cross_entropy_of_products() -> None:
-    embeddings, labels, centers = problem(3, 6, 5, 1, 8)
-    plain = SoftmaxLoss(5, 8).double()
-    with torch.no_grad():
-        plain.centers.copy_(centers)
+    embeddings, labels, centers = random_problem(3, 6, 5, 1, 8)
+    plain = with_centers(SoftmaxLoss(5, 8), centers)
     torch.testing.assert_close(plain(embeddings, labels), F.cross_entropy(embeddings @ centers[:, 0].T, labels))
     torch.testing.assert_close(plain.predict(embeddings), (embeddings @ centers[:, 0].T).argmax(1))

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.losses.problems import random_problem, with_centers
 from tests.reference import softtriple_by_the_book as book
 from torch import Tensor
 
@@ -14,19 +15,9 @@ from softtriple import SoftTripleLoss
 from softtriple.losses import Settings, center_spread, softtriple_objective
 
 
-def problem(seed: int, batch: int, num_classes: int, k: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(seed)
-    embeddings = torch.randn(batch, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    centers = torch.randn(num_classes, k, dim, generator=random, dtype=torch.float64, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (batch,), generator=random), centers
-
-
 def loss_with(centers: Tensor, **options: float) -> SoftTripleLoss:
     num_classes, k, dim = centers.shape
-    loss = SoftTripleLoss(num_classes, dim, k, **options).to(centers.dtype)
-    with torch.no_grad():
-        loss.centers.copy_(centers)
-    return loss
+    return with_centers(SoftTripleLoss(num_classes, dim, k, **options), centers)
 
 
 @settings(deadline=None, max_examples=60)
@@ -52,7 +43,7 @@ def test_value_and_gradients_are_the_papers(
     tau: float,
     seed: int,
 ) -> None:
-    embeddings, labels, centers = problem(seed, batch, num_classes, k, dim)
+    embeddings, labels, centers = random_problem(seed, batch, num_classes, k, dim)
     options = {"scale": scale, "gamma": gamma, "margin": margin, "tau": tau}
     expected = book.objective(embeddings, labels, centers, **options)
     by_embeddings, by_centers = torch.autograd.grad(expected, (embeddings, centers))
@@ -73,7 +64,7 @@ def test_value_and_gradients_are_the_papers(
 
 
 def test_order_of_centers_and_of_classes_does_not_matter() -> None:
-    embeddings, labels, centers = problem(4, 7, 6, 4, 5)
+    embeddings, labels, centers = random_problem(4, 7, 6, 4, 5)
     value = loss_with(centers)(embeddings, labels)
     torch.testing.assert_close(loss_with(centers[:, [2, 0, 3, 1]])(embeddings, labels), value)
     order = torch.tensor([3, 5, 0, 1, 4, 2])
@@ -81,13 +72,13 @@ def test_order_of_centers_and_of_classes_does_not_matter() -> None:
 
 
 def test_lengths_do_not_matter() -> None:
-    embeddings, labels, centers = problem(5, 4, 3, 3, 5)
+    embeddings, labels, centers = random_problem(5, 4, 3, 3, 5)
     value = loss_with(centers)(embeddings, labels)
     torch.testing.assert_close(loss_with(centers * 7)(embeddings * 0.01, labels), value)
 
 
 def test_coincident_centers_count_as_one_center() -> None:
-    embeddings, labels, centers = problem(6, 5, 4, 1, 6)
+    embeddings, labels, centers = random_problem(6, 5, 4, 1, 6)
     value = loss_with(centers, tau=0.0)(embeddings, labels)
     torch.testing.assert_close(loss_with(centers.repeat(1, 3, 1), tau=0.7)(embeddings, labels), value)
 

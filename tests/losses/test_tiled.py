@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 import torch.nn.functional as F
-from jaxtyping import config
+from tests.losses.problems import random_problem, with_centers
 from torch import Tensor
 
 from softtriple import SoftTripleLoss
@@ -21,10 +21,7 @@ SETTINGS = Settings(scale=20.0, gamma=0.1, margin=0.05, tau=0.3)
 def problem(
     batch: int = 6, num_classes: int = 11, k: int = 3, dim: int = 8, dtype: torch.dtype = torch.float64
 ) -> tuple[Tensor, Tensor, Tensor]:
-    random = torch.Generator().manual_seed(batch + num_classes + k + dim)
-    embeddings = torch.randn(batch, dim, generator=random, dtype=dtype, requires_grad=True)
-    centers = torch.randn(num_classes, k, dim, generator=random, dtype=dtype, requires_grad=True)
-    return embeddings, torch.randint(num_classes, (batch,), generator=random), centers
+    return random_problem(batch + num_classes + k + dim, batch, num_classes, k, dim, dtype)
 
 
 def fast(embeddings: Tensor, labels: Tensor, centers: Tensor, settings: Settings = SETTINGS) -> Tensor:
@@ -93,10 +90,7 @@ def test_gradient_is_scaled_by_the_upstream_gradient() -> None:
 
 def module(centers: Tensor) -> SoftTripleLoss:
     num_classes, k, dim = centers.shape
-    loss = SoftTripleLoss(num_classes, dim, k).to(centers.dtype)
-    with torch.no_grad():
-        loss.centers.copy_(centers)
-    return loss
+    return with_centers(SoftTripleLoss(num_classes, dim, k), centers)
 
 
 def test_gradients_accumulate_and_kept_gradients_stay() -> None:
@@ -257,13 +251,10 @@ def test_gradient_is_orthogonal_to_what_is_normalised() -> None:
     assert along.abs().max() < 1e-9
 
 
+@pytest.mark.usefixtures("unchecked")  # the compiler cannot look into the annotation checks of the tests
 def test_compiled_loss_has_the_same_value() -> None:
     embeddings, labels, centers = problem()
     loss = SoftTripleLoss(*centers.shape[::2], centers.shape[1], validate=False).double()
-    config.update("jaxtyping_disable", True)  # the compiler cannot look into the annotation checks of the tests
-    try:
-        torch._dynamo.reset()
-        compiled = torch.compile(loss, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(embeddings, labels), loss(embeddings, labels))
-    finally:
-        config.update("jaxtyping_disable", False)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(embeddings, labels), loss(embeddings, labels))

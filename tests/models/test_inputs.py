@@ -1,11 +1,9 @@
 """What Encoder.embed takes."""
 
 import doctest
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -116,14 +114,6 @@ def test_nothing_gives_no_rows(name: str) -> None:
     found = Encoder.from_backbone(name, dim=4, **options).embed([])
     assert found.shape == (0, 4)
     assert found.dtype == np.float32
-
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """As users run it: without the type checks of the test suite, which would come before the error."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -1,7 +1,6 @@
 import dataclasses
 import json
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -50,14 +49,10 @@ def test_survives_json() -> None:
     assert Preprocess(**fields) == CAFFE
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_unknown_channels_are_named() -> None:
-    # As users run it: the type checks of the test suite would come before the error.
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(ValueError, match="'cmyk' must be rgb, bgr or gray"):
-            dataclasses.replace(CAFFE, channels="cmyk")
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", False)
+    with pytest.raises(ValueError, match="'cmyk' must be rgb, bgr or gray"):
+        dataclasses.replace(CAFFE, channels="cmyk")
 
 
 @pytest.mark.parametrize(

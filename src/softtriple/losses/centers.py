@@ -1,5 +1,6 @@
 """Centres: losses that learn them, how many stay distinct after training, and how to find them in data."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ KMEANS_STEPS = 10
 KMEANS_CANDIDATES = 4  # tried for each seed
 
 
-class CenterLoss(Loss):
+class CenterLoss(Loss, ABC):
     """A loss that compares embeddings with learned centres of each class.
 
     A subclass defines ``forward`` and ``compare``; ``centers`` has the shape (classes, centres per class, dimension).
@@ -35,11 +36,11 @@ class CenterLoss(Loss):
         shape = (self.num_classes, require_count("centers_per_class", centers_per_class), self.embedding_size)
         self.centers = nn.Parameter(draw_centers(self.num_classes, shape))
 
+    @abstractmethod
     def compare(
         self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
     ) -> Float[Tensor, "batch classes"]:
         """Similarity of each embedding to each class, of which ``centers`` holds a run of rows."""
-        raise NotImplementedError
 
     def similarities(self, embeddings: Vectors) -> Float[Tensor, "batch classes"]:
         """Similarity of each embedding to each class, without margin or scale."""

@@ -1,9 +1,7 @@
 """What an encoder is: its configuration, and encoder.json, which records it beside the weights."""
 
-import importlib.metadata
 import json
 import reprlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -12,7 +10,6 @@ from pydantic import BaseModel, Field, ValidationError
 
 from softtriple.errors import UserError
 from softtriple.models.preprocess import Preprocess
-from softtriple.models.weights import MissingFileError, sha256_of
 
 Pooling = Literal["average", "average+max"]
 
@@ -79,22 +76,6 @@ def _without_eval_size(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != "eval_size" or value is not None}
 
 
-def write_description(
-    config: EncoderConfig, preprocess: Any, class_names: tuple[str, ...], sha256: str, files: Mapping[str, str]
-) -> str:
-    """The text of encoder.json; ``sha256`` is that of the weights, and ``files`` has those of other files."""
-    described_config, described_preprocess = identity(config, preprocess)
-    description = {
-        "format": FORMAT,
-        "softtriple": importlib.metadata.version("softtriple"),
-        "sha256": sha256,
-        "config": described_config,
-        "preprocess": described_preprocess,
-        "class_names": class_names,
-    } | ({"files": dict(files)} if files else {})
-    return json.dumps(description, indent=2, ensure_ascii=False) + "\n"
-
-
 def read_description(path: Path) -> Description:
     """The content of the encoder.json at ``path``, or UserError that names the file and the key."""
     try:
@@ -114,19 +95,6 @@ def read_description(path: Path) -> Description:
         return Description.model_validate_json(json.dumps(content))
     except ValidationError as error:
         raise UserError(f"{path}: {_explain(error)}") from None
-
-
-def read_files(folder: Path, checksums: Mapping[str, str]) -> dict[str, str]:
-    """The text of each file listed in encoder.json, which must be in ``folder`` itself and have its SHA-256."""
-    files = {}
-    for name, checksum in checksums.items():
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
-            raise MissingFileError(f"{folder}: {name} is missing, which encoder.json lists")
-        if sha256_of(path) != checksum:
-            raise UserError(f"{path}: damaged, or not the file that encoder.json belongs to")
-        files[name] = path.read_text(encoding="utf-8")
-    return files
 
 
 def _explain(error: ValidationError) -> str:

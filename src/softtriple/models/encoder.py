@@ -1,10 +1,8 @@
-"""The encoder: backbone, pooling, optional layer norm, linear head, unit length. And its files."""
+"""The encoder: backbone, pooling, optional layer norm, linear head, unit length."""
 
-import hashlib
-import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -18,37 +16,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from softtriple.data.benchmark import Kind
 from softtriple.errors import UserError
-from softtriple.files import atomic_write, write_text
 from softtriple.models.backbones import build_backbone, restore_backbone
 from softtriple.models.backbones.module import MODULE, module_backbone, module_name
 from softtriple.models.backbones.stages import StagedNetwork
-from softtriple.models.description import (
-    EncoderConfig,
-    Pooling,
-    identity,
-    read_description,
-    read_files,
-    write_description,
-)
+from softtriple.models.description import EncoderConfig, Pooling
 from softtriple.models.inputs import Batch, Images, Texts, Vectors, example_input, input_batches
-from softtriple.models.lora import add_low_rank, freeze_all_but_low_rank, merge_low_rank, merged_state
+from softtriple.models.lora import add_low_rank, freeze_all_but_low_rank, merge_low_rank
 from softtriple.models.preprocess import Preprocess, TextPreprocess
-from softtriple.models.weights import (
-    MissingFileError,
-    allocate,
-    check_fit,
-    has_unsaved_buffers,
-    read_shapes,
-    read_tensors,
-    sha256_of,
-    tensors_as_bytes,
-    write_tensors,
-)
+from softtriple.models.saving import fingerprint, load_encoder, open_encoder, separate_tensors, write_encoder
+from softtriple.progress import counted
 
 FrozenBatchNorm = Literal["off", "statistics", "statistics+affine"]
-
-_WEIGHTS = "model.safetensors"
-_DESCRIPTION = "encoder.json"
 
 
 def check_trainable(part: str) -> None:
@@ -99,7 +77,7 @@ class Encoder(nn.Module):
         self.backbone = backbone
         # Convolutions on a CPU are 1.2 to 1.7 times as fast in this memory format, whatever the input's.
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.preprocess = _with_eval_size(self.backbone.preprocess, config)
+        self.preprocess = self.backbone.preprocess
         if self.takes != "image" and config.pooling != "average":
             raise UserError(
                 f"{config.backbone} takes {self.takes}s: there is no feature map for {config.pooling} pooling"
@@ -115,7 +93,7 @@ class Encoder(nn.Module):
         self._low_rank = False
         self._frozen_batch_norm: FrozenBatchNorm = "off"
         if config.eval_size is not None:
-            self._check_eval_size()
+            self._set_eval_size(config.eval_size)
 
     @classmethod
     def from_backbone(cls, name: str, dim: int | None = 64, **options: Any) -> "Encoder":
@@ -162,6 +140,11 @@ class Encoder(nn.Module):
         return self.config.dim or self.backbone.num_features
 
     @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
+    @property
     def num_stages(self) -> int:
         """Number of stages of the backbone."""
         return len(self.backbone.stage_names)
@@ -185,8 +168,7 @@ class Encoder(nn.Module):
         """
         if batch_size < 1:
             raise UserError(f"batch_size = {batch_size} must be at least 1")
-        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
-        was_training = self.training
+        device, was_training = self.device, self.training
         self.eval()
         try:
             batches = input_batches(items, self.preprocess, self.config.in_features, batch_size)
@@ -264,7 +246,8 @@ class Encoder(nn.Module):
     def train(self, mode: bool = True) -> "Encoder":
         """Set training mode, except for what is frozen."""
         super().train(mode)
-        for module in self._frozen_modules():
+        frozen = self.backbone.first_modules(self._frozen_stages)
+        for module in frozen if self._frozen_batch_norm == "off" else [*frozen, *self._batch_norms()]:
             module.eval()
         return self
 
@@ -277,17 +260,19 @@ class Encoder(nn.Module):
             self.head.bias.copy_(bias)
 
     @torch.no_grad()
-    def _check_eval_size(self) -> None:
-        """UserError unless the backbone takes images of the evaluation size; some take one size only."""
-        training, device = self.training, next((p.device for p in self.parameters()), torch.device("cpu"))
+    def _set_eval_size(self, size: int) -> None:
+        """Evaluate images of ``size`` pixels; UserError if the backbone does not take them: some take one size only."""
+        if not isinstance(self.preprocess, Preprocess):
+            raise UserError(f"eval_size = {size}: {self.config.backbone} does not take images")
+        self.preprocess = replace(self.preprocess, eval_size=size)
         try:
-            with device:
+            with self.device:
                 self.eval().features(self.example())
         except (AssertionError, RuntimeError, ValueError) as error:
             raise UserError(
-                f"{self.config.backbone} does not take images of eval_size = {self.config.eval_size} pixels ({error})"
+                f"{self.config.backbone} does not take images of eval_size = {size} pixels ({error})"
             ) from error
-        self.train(training)
+        self.train()
 
     def _count_frozen(self, part: str) -> int:
         check_trainable(part)
@@ -299,54 +284,44 @@ class Encoder(nn.Module):
             return self.num_stages
         count = int(part.removeprefix("last:"))
         if count > self.num_stages:
-            raise UserError(f"trainable = {part!r}: {self.config.backbone} has only {self.num_stages} stages")
+            raise UserError(
+                f"trainable = {part!r}: {self.config.backbone} has only {counted(self.num_stages, 'stage')}"
+            )
         return self.num_stages - count
 
     def _apply_frozen(self) -> None:
         self.requires_grad_(True)
         if self._low_rank:
             freeze_all_but_low_rank(self.backbone)
-        for index in range(self._frozen_stages):
-            for module in self.backbone.stage_modules(index):
-                module.requires_grad_(False)
+        for module in self.backbone.first_modules(self._frozen_stages):
+            module.requires_grad_(False)
         if self._frozen_batch_norm == "statistics+affine":
             for norm in self._batch_norms():
                 norm.requires_grad_(False)
         self.train(self.training)
 
-    def _frozen_modules(self) -> Iterator[nn.Module]:
-        for index in range(self._frozen_stages):
-            yield from self.backbone.stage_modules(index)
-        if self._frozen_batch_norm != "off":
-            yield from self._batch_norms()
-
-    def _batch_norms(self) -> Iterator[nn.Module]:
-        return (module for module in self.modules() if isinstance(module, _BatchNorm))
+    def _batch_norms(self) -> list[nn.Module]:
+        return [module for module in self.modules() if isinstance(module, _BatchNorm)]
 
     # Files.
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write all that inference needs to ``folder``: model.safetensors, encoder.json and the backbone's files.
 
-        Each file appears, or replaces an older one, in one step. encoder.json comes last and holds the checksums of the
-        others, so that it is never read with those of another encoder.
+        Each file appears, or replaces an older one, in one step.
         """
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_write(folder / _WEIGHTS) as temporary:
-            write_tensors(temporary, self._tensors())
-            checksum = sha256_of(temporary)
-        for name, text in self.backbone.files.items():
-            write_text(folder / name, text)
-        files = {name: sha256_of(folder / name) for name in self.backbone.files}
-        description = write_description(self.config, self.preprocess, self.class_names, checksum, files)
-        write_text(folder / _DESCRIPTION, description)
+        write_encoder(
+            Path(folder),
+            separate_tensors(self),
+            self.config,
+            self.preprocess,
+            self.class_names,
+            self.backbone.files,
+        )
 
     def fingerprint(self) -> str:
         """A hash of the weights, the configuration and the preprocessing; the same before and after saving."""
-        digest = hashlib.sha256(tensors_as_bytes(self._tensors()))
-        digest.update(json.dumps(identity(self.config, self.preprocess), sort_keys=True).encode())
-        return digest.hexdigest()[:16]
+        return fingerprint(separate_tensors(self), self.config, self.preprocess)
 
     @classmethod
     def load(
@@ -366,68 +341,26 @@ class Encoder(nn.Module):
         Nothing outside ``folder`` is opened, nothing in it is executed, and no network is used. ``trust`` lifts that
         for encoders of earlier versions on ``st:NAME``, which have to read the model NAME: only for files of your own.
         """
-        inner = Path(folder) / "encoder"
-        folder = inner if inner.is_dir() else Path(folder)
-        weights, description = folder / _WEIGHTS, folder / _DESCRIPTION
-        for path in (description, weights):
-            if not path.is_file():
-                raise MissingFileError(f"{folder}: no encoder here, {path.name} is missing")
-        described = read_description(description)
-        config = described.config
+        saved = open_encoder(folder)
+        config, saved_preprocess = saved.description.config, saved.description.preprocess
         if config.backbone.startswith(f"{MODULE}:") != (backbone is not None):
             what = config.backbone.removeprefix(f"{MODULE}:")
             how = "pass" if backbone is None else "leave out"
             raise UserError(
-                f"{folder}: the backbone of this encoder is {what}; {how} Encoder.load(..., backbone=module)"
+                f"{saved.folder}: the backbone of this encoder is {what}; {how} Encoder.load(..., backbone=module)"
             )
-
-        files = read_files(folder, described.files)
-
         staged = None
         if backbone is not None:
-            staged = module_backbone(backbone, described.preprocess or preprocess, config.in_features)
+            staged = module_backbone(backbone, saved_preprocess or preprocess, config.in_features)
 
         def build() -> Encoder:
             network = staged or restore_backbone(
-                config.backbone, files, described.preprocess, trust=trust, **config.backbone_options
+                config.backbone, saved.files, saved_preprocess, trust=trust, **config.backbone_options
             )
-            return cls(config, described.class_names, backbone=network, head=head)
+            return cls(config, saved.description.class_names, backbone=network, head=head)
 
-        try:
-            # The meta device allocates nothing, so a description that does not fit the weights costs no memory.
-            with torch.device("meta"):
-                encoder = build()
-        except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-            raise UserError(f"{description}: no encoder can be built from it ({error})") from error
-        check_fit(encoder, read_shapes(weights), str(weights))
-        if described.sha256 != sha256_of(weights):
-            raise UserError(f"{weights}: damaged, or not the weights that {_DESCRIPTION} belongs to")
-        if has_unsaved_buffers(encoder):  # some networks of libraries: only their constructor knows the values
-            encoder = build()
-        allocate(encoder)
-        encoder.load_state_dict(read_tensors(weights))
-        if described.preprocess is not None:
+        encoder = load_encoder(saved, build)
+        if saved_preprocess is not None:
             # What the weights were trained on, even if this version's default differs.
-            encoder.preprocess = described.preprocess
+            encoder.preprocess = saved_preprocess
         return encoder.eval()
-
-    def _tensors(self) -> dict[str, Tensor]:
-        """The state as separate contiguous tensors; safetensors refuses to write tied ones."""
-        tensors: dict[str, Tensor] = {}
-        storages = set()
-        for name, tensor in merged_state(self).items():
-            saved = tensor.cpu().contiguous()
-            storage = saved.untyped_storage().data_ptr()
-            tensors[name] = saved.clone() if storage in storages else saved
-            storages.add(storage)
-        return tensors
-
-
-def _with_eval_size(
-    preprocess: Preprocess | TextPreprocess | None, config: EncoderConfig
-) -> Preprocess | TextPreprocess | None:
-    if config.eval_size is None:
-        return preprocess
-    if not isinstance(preprocess, Preprocess):
-        raise UserError(f"eval_size = {config.eval_size}: {config.backbone} does not take images")
-    return replace(preprocess, eval_size=config.eval_size)

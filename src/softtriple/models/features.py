@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,7 @@ from softtriple.data.sampling import stream
 from softtriple.errors import UserError
 from softtriple.models.encoder import Encoder
 from softtriple.models.preprocess import Preprocess
-from softtriple.progress import Reporter
+from softtriple.progress import Reporter, counted
 
 Rows = Integer[np.ndarray, " rows"]
 Inputs = Num[Tensor, "batch ..."]
@@ -42,6 +43,10 @@ Progress = Callable[[int, int], None]
 
 VERSION = 2  # part of the cache key: raise it when cached features change
 EMBEDDING_BATCH = 64
+
+
+def _silent(done: int, total: int) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +156,11 @@ class Feeds:
         )
         if not fits_budget:
             self._reporter.note(
-                f"cached features of {views} views would take {needed / 1e9:.1f} GB, more than data.cache_gigabytes or "
-                "the free disk space: frozen layers run in every epoch instead"
+                f"cached features of {counted(views, 'view')} would take {needed / 1e9:.1f} GB, more than"
+                " data.cache_gigabytes or the free disk space: frozen layers run in every epoch instead"
             )
             return None
-        with dist.main_first(), self._reporter.task(f"features of frozen layers, {views} views") as update:
+        with dist.main_first(), self._reporter.task(f"features of frozen layers, {counted(views, 'view')}") as update:
             return cached_feed(
                 self._encoder,
                 split,
@@ -201,7 +206,7 @@ def cached_feed(
     views: int,
     seed: int = 0,
     notify: Callable[[str], None] = lambda _: None,
-    progress: Progress | None = None,
+    progress: Progress = _silent,
 ) -> Feed:
     """A feed of cached outputs of the first ``frozen`` stages, computed once for ``views`` views of each item.
 
@@ -209,16 +214,19 @@ def cached_feed(
     There is one file per view in the cache directory: an interrupted run continues where it stopped, and runs that
     differ only in what they do with the features share them.
     """
-    rows = []
+    feed, rows = item_feed(encoder, split, reading), []
     for view, path in enumerate(_files(encoder, split, reading, frozen, views)):
 
-        def write(file: Path, view: int = view) -> None:
-            write_rows(file, len(split), _compute(encoder, split, reading, frozen, view, views, progress))
+        def show(done: int, total: int, view: int = view) -> None:
+            progress(view * total + done, views * total)
+
+        def write(file: Path, view: int = view, show: Progress = show) -> None:
+            run = partial(_run_frozen, encoder, frozen=frozen, reading=reading)
+            write_rows(file, len(split), (outputs.numpy() for outputs in _in_order(encoder, feed, run, show, view)))
 
         rows.append(cached(path, write, map_rows, notify=notify))
         mark_used(path.parent)
-        if progress is not None:
-            progress((view + 1) * len(split), views * len(split))
+        show(len(split), len(split))
     labels = torch.from_numpy(split.labels)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
@@ -235,7 +243,7 @@ def cache_size(
 ) -> tuple[int, bool]:
     """Bytes that `cached_feed` stores, and whether they fit ``budget`` and what is missing fits the free disk."""
     ((example, _),) = item_feed(encoder, split, reading).batches([np.zeros(1, dtype=np.int64)], 0)
-    one = _run_frozen(encoder, example, frozen, reading)
+    one = _run_frozen(encoder, example.to(encoder.device), frozen=frozen, reading=reading)
     view = one.numel() * one.element_size() * len(split)
     if views * view > budget:
         return views * view, False
@@ -244,75 +252,52 @@ def cache_size(
 
 
 @torch.no_grad()
-def embed_feed(
-    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
-) -> Float[Tensor, "items dim"]:
+def embed_feed(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -> Float[Tensor, "items dim"]:
     """The unit embedding of every item, in order."""
-    return torch.cat([*_outputs(encoder, feed, encoder.run_from, device, progress), torch.empty(0, encoder.dim)])
+    run = partial(encoder.run_from, first=feed.first)
+    rows = [outputs.float().cpu() for outputs in _in_order(encoder, feed, run, progress)]
+    return torch.cat([*rows, torch.empty(0, encoder.dim)])
 
 
 @torch.no_grad()
-def feature_rows(
-    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
-) -> Float[Tensor, "items features"]:
+def feature_rows(encoder: Encoder, feed: Feed) -> Float[Tensor, "items features"]:
     """The pooled backbone features of every item, in order, before layer norm and head."""
-    return torch.cat(list(_outputs(encoder, feed, encoder.features_from, device, progress)))
+    run = partial(encoder.features_from, first=feed.first)
+    return torch.cat([outputs.float().cpu() for outputs in _in_order(encoder, feed, run)])
 
 
-def embed_together(
-    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
-) -> Float[Tensor, "items dim"]:
+def embed_together(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -> Float[Tensor, "items dim"]:
     """`embed_feed` shared out over the ranks: the same result, to the last bit, on every rank."""
-    return dist.gather_rows(embed_share(encoder, feed, device=device, progress=progress))
+    return dist.gather_rows(embed_share(encoder, feed, progress=progress))
 
 
-def embed_share(
-    encoder: Encoder, feed: Feed, *, device: torch.device | str = "cpu", progress: Progress | None = None
-) -> Float[Tensor, "share dim"]:
+def embed_share(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -> Float[Tensor, "share dim"]:
     """This rank's rows of `embed_feed`: ranks share out whole batches."""
     shared = dist.share(-(-len(feed) // EMBEDDING_BATCH))
     rows = np.arange(shared.start * EMBEDDING_BATCH, min(shared.stop * EMBEDDING_BATCH, len(feed)))
     part = feed if len(rows) == len(feed) else feed.only(rows, feed.labels[rows])
-    return embed_feed(encoder, part, device=device, progress=progress)
+    return embed_feed(encoder, part, progress=progress)
 
 
-def _outputs(
-    encoder: Encoder,
-    feed: Feed,
-    function: Callable[[Tensor, int], Tensor],
-    device: torch.device | str,
-    progress: Progress | None,
+def _in_order(
+    encoder: Encoder, feed: Feed, run: Callable[[Tensor], Tensor], progress: Progress = _silent, epoch: int = 0
 ) -> Iterator[Tensor]:
+    """What ``run`` makes of each batch of ``feed``, with the encoder in evaluation mode."""
     encoder.eval()
     done = 0
-    for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), 0):
-        yield function(inputs.to(device), feed.first).float().cpu()
+    for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), epoch):
+        yield run(inputs.to(encoder.device))
         done += len(inputs)
-        if progress is not None:
-            progress(done, len(feed))
-
-
-def _compute(
-    encoder: Encoder, split: Split, reading: Reading, frozen: int, view: int, views: int, progress: Progress | None
-) -> Iterator[np.ndarray]:
-    encoder.eval()
-    done = 0
-    feed = item_feed(encoder, split, reading)
-    for inputs, _ in feed.batches(in_order(len(split), EMBEDDING_BATCH), view):
-        yield _run_frozen(encoder, inputs, frozen, reading).numpy()
-        done += len(inputs)
-        if progress is not None:
-            progress(view * len(split) + done, views * len(split))
+        progress(done, len(feed))
 
 
 @torch.no_grad()
-def _run_frozen(encoder: Encoder, inputs: Inputs, frozen: int, reading: Reading) -> Tensor:
+def _run_frozen(encoder: Encoder, inputs: Inputs, *, frozen: int, reading: Reading) -> Tensor:
     """Pooled features if the whole backbone is frozen, else a feature map.
 
     Maps of augmented views are cached in half precision: half the disk, and a rounding error far below what the
     augmentation changes. Eval features keep full precision, so that cached and direct evaluation agree.
     """
-    inputs = inputs.to(next(encoder.parameters()).device)
     if frozen == encoder.num_stages:
         return encoder.features(inputs).cpu().contiguous()
     outputs = encoder.run_trunk(inputs, frozen).cpu().contiguous()
@@ -330,10 +315,9 @@ def _key(encoder: Encoder, split: Split, reading: Reading, frozen: int) -> str:
     digest.update(repr(encoder.preprocess).encode())
     if reading.is_eval:
         digest.update(b"float32")
-    for index in range(frozen):
-        for module in encoder.backbone.stage_modules(index):
-            for name, tensor in module.state_dict().items():
-                digest.update(name.encode())
-                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    for module in encoder.backbone.first_modules(frozen):
+        for name, tensor in module.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
     digest.update(fingerprint(split.items).encode())
     return digest.hexdigest()[:16]

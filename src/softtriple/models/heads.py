@@ -77,7 +77,10 @@ def closed_form_head(
     The elements of the weight have a root mean square of 1/√features, as those of a random head do, so that a learning
     rate means the same for every backbone.
     """
-    check_start(start)
+    if not (start.power >= 0 and 0 <= start.shrinkage <= 1):
+        raise UserError(
+            f"head_power = {start.power} must be at least 0, head_shrinkage = {start.shrinkage} from 0 to 1"
+        )
     check_width(features, dim)
     rows = features.double()
     scale = column_scale(rows, start)
@@ -97,14 +100,6 @@ def column_scale(rows: Float[Tensor, "items features"], start: Start) -> Float[T
         return torch.ones(rows.shape[1], dtype=rows.dtype)
     deviations = rows.std(dim=0)
     return 1 / torch.where(deviations > 0, deviations, 1)
-
-
-def check_start(start: Start) -> None:
-    """UserError unless power and shrinkage are in range."""
-    if not (start.power >= 0 and 0 <= start.shrinkage <= 1):
-        raise UserError(
-            f"head_power = {start.power} must be at least 0, head_shrinkage = {start.shrinkage} from 0 to 1"
-        )
 
 
 def check_width(features: Float[Tensor, "items features"], dim: int) -> None:

@@ -5,7 +5,7 @@ Images get the evaluation view, so that a picture has the same embedding whereve
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ def input_batches(
             pixels = [_eval_pixels(_rgb(image, f"image {number}"), preprocess.eval_view) for number, image in batch]
             yield torch.from_numpy(np.stack(pixels))
     else:
-        for batch in _batched(_texts(items), batch_size):
+        for batch in _batched([items] if isinstance(items, str) else items, batch_size):
             yield [_text(text, f"text {number}") for number, text in batch]
 
 
@@ -74,9 +74,8 @@ def _rows(vectors: Any, in_features: int | None) -> np.ndarray:
 def _images(images: Any) -> Any:
     """``images`` as something to iterate over; a single image becomes a list of one."""
     if isinstance(images, Tensor):
-        if (
-            images.ndim == 3 and images.shape[0] == 3 and images.shape[2] != 3
-        ):  # one image of torchvision, or three grey
+        # One image of torchvision, or three grey ones.
+        if images.ndim == 3 and images.shape[0] == 3 and images.shape[2] != 3:
             raise UserError(f"images: expected a tensor of height×width×3, got {_shape(images)}; use permute(1, 2, 0)")
         images = images.numpy(force=True)
     single = isinstance(images, str | os.PathLike | Image.Image)
@@ -104,17 +103,13 @@ def _eval_pixels(image: Image.Image, view: View) -> UInt8[np.ndarray, "size size
     return np.asarray(center_crop(resize_short_side(image, view.resize), view.size))
 
 
-def _texts(texts: Any) -> Any:
-    return [texts] if isinstance(texts, str) else texts
-
-
 def _text(text: Any, name: str) -> str:
     if not isinstance(text, str):
         raise UserError(f"{name}: expected a string, got {type(text).__name__}")
     return str(text)  # NumPy's strings are a subclass
 
 
-def _batched(items: Iterable[Any], size: int) -> Iterator[list[tuple[int, Any]]]:
+def _batched(items: Any, size: int) -> Iterator[list[tuple[int, Any]]]:
     """Lists of at most ``size`` items with their numbers."""
     remaining = enumerate(items)
     while batch := list(itertools.islice(remaining, size)):

@@ -1,6 +1,6 @@
 """How 8-bit images or texts become the input that a network's weights expect."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -54,9 +54,12 @@ class Preprocess:
     @property
     def eval_view(self) -> View:
         """What the network sees of an image in evaluation: the short side resized, the centre cropped."""
-        if self.eval_size is None:
-            return View(size=self.size, resize=self.resize)
-        return View(size=self.eval_size, resize=max(self.eval_size, round(self.eval_size * self.resize / self.size)))
+        evaluated = self.at_size(self.eval_size or self.size)
+        return View(size=evaluated.size, resize=evaluated.resize)
+
+    def at_size(self, size: int) -> "Preprocess":
+        """The same for images of another ``size``; the short side changes in proportion."""
+        return replace(self, size=size, resize=round(size * self.resize / self.size))
 
     def __call__(self, images: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch channels height width"]:
         """Network input in the default float type, on the device of ``images``."""

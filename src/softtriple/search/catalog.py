@@ -251,9 +251,8 @@ def _sample(store: Store, most: int) -> tuple[list[str], Float32[np.ndarray, "qu
 
 
 def _embed(encoder: Encoder, split: Split) -> Float32[np.ndarray, "items dim"]:
-    device = next(encoder.parameters()).device
     feed = Feeds(encoder, reporter=Reporter(quiet=True)).evaluation(split)
-    return embed_feed(encoder, feed, device=device).numpy()
+    return embed_feed(encoder, feed).numpy()
 
 
 # From data to items.

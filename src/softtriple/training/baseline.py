@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from jaxtyping import Float32
 from torch import Tensor
 
-from softtriple import dist
 from softtriple.data import Benchmark, Split, Texts
 from softtriple.metrics import Embeddings, Report, difference_intervals, evaluate
 from softtriple.models import Encoder
@@ -95,7 +94,7 @@ def tfidf_vectors(train: Sequence[str], parts: Sequence[Sequence[str]]) -> list[
 
 
 def _features(encoder: Encoder, feeds: Feeds, split: Split) -> Tensor:
-    return feature_rows(encoder, feeds.evaluation(split), device=dist.device())
+    return feature_rows(encoder, feeds.evaluation(split))
 
 
 def _texts(split: Split) -> Sequence[str]:

@@ -149,7 +149,7 @@ def fit(
         while position.epoch < stop_after:
             set_rates(optimizer, position.epoch, config)
             if position.batch == 0 and loss.looks_ahead:
-                loss.start_epoch(embed_together(encoder, feed, device=device), torch.from_numpy(feed.labels))
+                loss.start_epoch(embed_together(encoder, feed), torch.from_numpy(feed.labels))
             rows = itertools.islice(row_batches(loss, feed.labels, config, position.epoch), position.batch, None)
             asked, counted = itertools.tee(rows)
             start = saved = time.monotonic()

@@ -21,7 +21,7 @@ def embed_split(
     """The embeddings of the items of ``split``; over ranks, on all of them."""
     feed = feeds.evaluation(split)
     with reporter.task("embedding") as update:
-        vectors = embed_together(encoder, feed, device=dist.device(), progress=update)
+        vectors = embed_together(encoder, feed, progress=update)
     return Embeddings(vectors, torch.from_numpy(split.labels), class_names=tuple(class_names))
 
 

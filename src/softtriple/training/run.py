@@ -198,10 +198,9 @@ class Run:
         benchmark = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
         splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
         splits = [split for split in splits if len(split)]
-        device = dist.device()
         feeds = [self._feeds.evaluation(split) for split in splits]
         with self._reporter.task("embedding") as update:
-            shares = [embed_share(self.encoder, feed, device=device, progress=update) for feed in feeds]
+            shares = [embed_share(self.encoder, feed, progress=update) for feed in feeds]
         with naming_file(out):  # only the first rank has more than its share
             out.parent.mkdir(parents=True, exist_ok=True)
             parts = [dist.rows_on_main(share, out.parent) for share in shares]

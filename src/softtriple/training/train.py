@@ -203,7 +203,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     baselines, start = {} if directory is None else directory.read_baseline(), None
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
     if not (resuming and baselines and config.train.interpolate == 1):  # else a checkpoint has all that follows
-        features = feature_rows(encoder, training, device=device)
+        features = feature_rows(encoder, training)
         baselines = baselines or _measure_baseline(prepared, features, directory)
         config, start = _start(prepared, encoder.head_input(features), training, loss, device, reporter)
     if directory is not None and dist.is_main():

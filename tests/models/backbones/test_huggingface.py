@@ -11,7 +11,7 @@ from tests.tiny_models import PROCESSOR, SIZE, VISION, save_vision_model
 
 from softtriple.errors import UserError
 from softtriple.models import Encoder, build_backbone, check_backbone
-from softtriple.models.backbones.huggingface import ARCHITECTURES, clean_config
+from softtriple.models.backbones.huggingface import ARCHITECTURES
 from softtriple.models.preprocess import Preprocess
 
 
@@ -49,7 +49,7 @@ def test_a_saved_encoder_needs_nothing_else(dinov2: Path, tmp_path: Path, monkey
     encoder = Encoder.from_backbone(f"hf:{dinov2}", dim=4)
     encoder.save(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "encoder.json", "model.safetensors"]
-    monkeypatch.setattr("softtriple.models.backbones.huggingface.model_folder", None)
+    monkeypatch.setattr("softtriple.models.backbones.libraries.model_folder", None)
     assert Encoder.load(tmp_path).fingerprint() == encoder.fingerprint()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"config\.json: damaged"):
@@ -138,49 +138,7 @@ def test_missing_weights_are_not_made_up(dinov2: Path, tmp_path: Path) -> None:
         build_backbone(f"hf:{tmp_path}")
 
 
-def test_a_configuration_loses_what_would_load_code() -> None:
-    harmful = {
-        "auto_map": {"AutoModel": "own.Model"},
-        "attn_implementation": "some/kernel",
-        "_attn_implementation": "k",
-    }
-    nested = {"rope": {"theta": 1.0, "auto_map": {}}}
-    assert clean_config({"hidden_size": 8} | harmful | nested, "hf:x") == {"hidden_size": 8, "rope": {"theta": 1.0}}
-
-
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match=r"hf:any needs .*: pip install 'softtriple\[huggingface\]'"):
         check_backbone("hf:any")
-
-
-def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere: neither a folder nor a model"):
-        build_backbone(f"hf:{tmp_path / 'nowhere'}")
-
-
-@pytest.mark.parametrize("complete", [True, False])
-def test_the_cache_comes_before_the_network(
-    dinov2: Path, tmp_path: Path, complete: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What is in the cache is used as it is; a download that was interrupted is completed, with a note."""
-    asked = []
-
-    def snapshot_download(name: str, allow_patterns: list[str], local_files_only: bool = False) -> str:
-        asked.append((name, local_files_only))
-        assert not any(pattern.endswith((".py", ".bin")) for pattern in allow_patterns)
-        return str(tmp_path if local_files_only and not complete else dinov2)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert build_backbone("hf:facebook/dinov2-tiny").num_features == 32
-    assert asked == [("facebook/dinov2-tiny", True)] + [("facebook/dinov2-tiny", False)] * (not complete)
-    assert ("facebook/dinov2-tiny: downloading" in caplog.text) != complete
-
-
-def test_a_model_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    def snapshot_download(name: str, **_: object) -> str:
-        raise OSError("no route to host")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    with pytest.raises(UserError, match=r"hf:some/model: neither a folder nor .*no route to host"):
-        build_backbone("hf:some/model")

@@ -194,7 +194,7 @@ def test_a_saved_encoder_needs_no_model_and_no_network(
     encoder.save(tmp_path)
     files = ["config.json", "encoder.json", "model.safetensors", "sentence.json", "tokenizer.json"]
     assert sorted(path.name for path in tmp_path.iterdir()) == files
-    monkeypatch.setattr("softtriple.models.backbones.sentence_transformers.model_folder", None)
+    monkeypatch.setattr("softtriple.models.backbones.libraries.model_folder", None)
     monkeypatch.setattr(socket.socket, "connect", None)
     np.testing.assert_array_equal(Encoder.load(tmp_path).embed(TEXTS), encoder.embed(TEXTS))
 
@@ -245,8 +245,3 @@ def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "transformers", None)  # makes the import fail
     with pytest.raises(ValueError, match=r"st:any needs .*: pip install 'softtriple\[text\]'"):
         build_backbone("st:any")
-
-
-def test_no_such_model(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="nowhere: neither a folder nor a model"):
-        build_backbone(f"st:{tmp_path / 'nowhere'}")

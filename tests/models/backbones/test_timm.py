@@ -156,15 +156,6 @@ def test_without_timm_the_error_says_what_to_install(monkeypatch: pytest.MonkeyP
         build_backbone("timm:resnet18")
 
 
-def test_a_torchvision_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
-        raise RuntimeError("operator torchvision::nms does not exist")
-
-    monkeypatch.setattr("softtriple.models.backbones.timm.importlib.import_module", fail)
-    with pytest.raises(UserError, match=r"torchvision::nms does not exist.*install the torchvision"):
-        build_backbone("timm:resnet18", pretrained=False)
-
-
 @pytest.mark.parametrize("name", ["resnet19", "hf-hub:someone/network", "local-dir:/tmp"])
 def test_unknown_network_of_timm(name: str) -> None:
     with pytest.raises(ValueError, match="has no network of that name"):

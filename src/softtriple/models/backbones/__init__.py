@@ -60,7 +60,7 @@ BACKBONES: dict[str, Backbone] = {
 class Library(NamedTuple):
     """A library whose models are backbones called prefix:NAME.
 
-    ``build`` makes one from NAME; ``package`` comes with our ``extra``.
+    ``build`` makes one from that name; ``package`` comes with our ``extra``.
     """
 
     package: str
@@ -138,14 +138,14 @@ def restore_backbone(
 
 
 def _find(name: str, pretrained: bool, weights: str | None) -> Backbone:
-    prefix, colon, model = name.partition(":")
+    prefix, colon, _ = name.partition(":")
     if prefix == MODULE and colon:
         raise UserError(f"{name}: a module of your own cannot be built by name; pass it as backbone=")
     if prefix in LIBRARIES and colon:
         library = LIBRARIES[prefix]
         if importlib.util.find_spec(library.package) is None:
             raise UserError(f"{name} needs the package {library.package}: pip install 'softtriple[{library.extra}]'")
-        build = partial(library.build, model, pretrained=pretrained and weights is None)
+        build = partial(library.build, name, pretrained=pretrained and weights is None)
         return Backbone(build, library.takes, load_timm_weights if prefix == "timm" else None)
     if name not in BACKBONES:
         names = [*BACKBONES, "timm:NAME", "hf:NAME_OR_FOLDER", "st:NAME_OR_FOLDER"]

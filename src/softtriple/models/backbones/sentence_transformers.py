@@ -18,18 +18,9 @@ from jaxtyping import Float, Int64
 from pydantic import BaseModel, ValidationError
 from torch import Tensor, nn
 
-from softtriple.errors import UserError, did_you_mean
-from softtriple.models.backbones.huggingface import (
-    CONFIG,
-    build_model,
-    clean_config,
-    import_transformers,
-    load_pretrained,
-    model_folder,
-    parse_json,
-    read_config,
-    read_json,
-)
+from softtriple.errors import UserError
+from softtriple.models.backbones import libraries
+from softtriple.models.backbones.libraries import CONFIG
 from softtriple.models.backbones.stages import Chain
 from softtriple.models.weights import load_exactly, read_tensors
 
@@ -79,25 +70,22 @@ class Sentence(BaseModel, extra="forbid", frozen=True):
 
 
 def sentence_model(name: str, *, pretrained: bool = True) -> Chain:
-    """The model ``name``: a folder, or a name on the Hugging Face hub. Plain transformers get mean pooling."""
-    folder = model_folder(name, "st")
+    """The model st:FOLDER or, on the Hugging Face hub, st:NAME. Plain transformers get mean pooling."""
+    folder = libraries.model_folder(name)
     modules = _modules(folder)
     inner = folder / modules[0][1] if modules else folder
-    config = clean_config(read_config(inner, "st", name), f"st:{name}")
+    config = libraries.clean_config(libraries.read_config(inner, name), name)
     sentence = _sentence(folder, modules[1:], name)
     with torch.device("cpu"):  # Encoder.load builds networks on the meta device
-        network = _sentence_network(config, sentence, _read_tokenizer(inner, config, f"st:{name}"), f"st:{name}")
+        network = _sentence_network(config, sentence, _read_tokenizer(inner, config, name), name)
         embedding = network.get_submodule("network")
         assert isinstance(embedding, SentenceEmbedding)
         if pretrained:
-            empty: Any = embedding.model
-            model = load_pretrained(type(empty), inner, empty.config, f"st:{name}")
-            model.pooler = None
-            embedding.model = model
+            embedding.model = libraries.load_pretrained(embedding.model, inner, name)
             dense = [path for kind, path in modules if kind == "Dense"]
             for layer, path in zip(embedding.dense, dense, strict=True):
                 file = folder / path / "model.safetensors"
-                weights = {name.removeprefix("linear."): value for name, value in read_tensors(file).items()}
+                weights = {key.removeprefix("linear."): value for key, value in read_tensors(file).items()}
                 load_exactly(layer[0], weights, str(file))  # type: ignore[index]
     return network
 
@@ -110,7 +98,8 @@ def restore_sentence(files: Mapping[str, str], name: str) -> Chain:
         sentence = Sentence.model_validate_json(files[SENTENCE])
     except ValidationError as error:
         raise UserError(f"{SENTENCE}: {error.errors()[0]['msg']}") from None
-    return _sentence_network(clean_config(parse_json(files[CONFIG], CONFIG), name), sentence, files[TOKENIZER], name)
+    config = libraries.clean_config(libraries.parse_json(files[CONFIG], CONFIG), name)
+    return _sentence_network(config, sentence, files[TOKENIZER], name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,22 +153,17 @@ def pool_tokens(
 
 
 def _sentence_network(config: Mapping[str, Any], sentence: Sentence, tokenizer: str, name: str) -> Chain:
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise UserError(
-            f"{name}: model_type {kind!r} is not a supported text encoder; {did_you_mean(str(kind), MODEL_TYPES)}"
-        )
+    libraries.check_model_type(config, MODEL_TYPES, "text encoder", name)
     if sentence.pooling not in POOLINGS or any(d.activation not in _ACTIVATIONS for d in sentence.dense):
         raise UserError(f"{name}: pooling must be {', '.join(POOLINGS)}, activations {', '.join(_ACTIVATIONS)}")
     try:
         backend = importlib.import_module("tokenizers").Tokenizer.from_str(tokenizer)
     except Exception as error:  # the Rust library raises Exception itself
         raise UserError(f"{name}: {TOKENIZER} cannot be read ({error})") from error
-    model = build_model(import_transformers(name).AutoModel.from_config, config, name)
-    model.pooler = None  # of classification; no feature depends on it
+    model = libraries.build_model(libraries.import_library("transformers", name).AutoModel.from_config, config, name)
     width = sentence.dense[-1].out_features if sentence.dense else model.config.hidden_size
     files = {
-        CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n",
+        CONFIG: libraries.config_text(config),
         TOKENIZER: tokenizer,
         SENTENCE: sentence.model_dump_json(indent=2) + "\n",
     }
@@ -201,26 +185,22 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
 
 
 def _sentence(folder: Path, modules: list[tuple[str, str]], name: str) -> Sentence:
-    sentence = Sentence()
+    pooling, dense, normalize = "mean", [], False
     for kind, path in modules:
-        settings = read_json(folder / path / CONFIG) or {}
+        settings = libraries.read_json(folder / path / CONFIG) or {}
         if kind == "Pooling":
-            sentence = sentence.model_copy(update={"pooling": _pooling(settings)})
+            pooling = _pooling(settings)
         elif kind == "Dense":
-            dense = Dense(
-                in_features=settings["in_features"],
-                out_features=settings["out_features"],
-                bias=settings.get("bias", True),
-                activation=str(settings.get("activation_function", "Tanh")).rpartition(".")[2],
-            )
-            sentence = sentence.model_copy(update={"dense": (*sentence.dense, dense)})
+            activation = str(settings.get("activation_function", "Tanh")).rpartition(".")[2]
+            sizes = {key: settings[key] for key in ("in_features", "out_features")}
+            dense.append(Dense(**sizes, bias=settings.get("bias", True), activation=activation))
         elif kind == "Normalize":
-            sentence = sentence.model_copy(update={"normalize": True})
+            normalize = True
         else:
             raise UserError(
-                f"st:{name}: modules.json lists {kind}; supported are Transformer, Pooling, Dense and Normalize"
+                f"{name}: modules.json lists {kind}; supported are Transformer, Pooling, Dense and Normalize"
             )
-    return sentence
+    return Sentence(pooling=pooling, dense=tuple(dense), normalize=normalize)
 
 
 def _pooling(settings: Mapping[str, Any]) -> str:
@@ -236,14 +216,14 @@ def _pooling(settings: Mapping[str, Any]) -> str:
 
 def _read_tokenizer(folder: Path, config: Mapping[str, Any], name: str) -> str:
     """The tokenizer in ``folder`` as JSON, with truncation to the model's length and padding."""
-    transformers = import_transformers(name)
+    transformers = libraries.import_library("transformers", name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
         raise UserError(f"{name}: no tokenizer that can be loaded from {folder} ({error})") from error
     if not tokenizer.is_fast:
         raise UserError(f"{name}: its tokenizer has no {TOKENIZER}")
-    settings = next((read_json(path) or {} for path in sorted(folder.glob("sentence_*_config.json"))), {})
+    settings = next((libraries.read_json(path) or {} for path in sorted(folder.glob("sentence_*_config.json"))), {})
     lengths = (settings.get("max_seq_length"), tokenizer.model_max_length, config.get("max_position_embeddings"))
     length = min(length for length in lengths if isinstance(length, int) and length > 0)
     backend = tokenizer.backend_tokenizer

@@ -6,6 +6,7 @@ Running a network in parts lets the features of frozen stages be computed once a
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxtyping import Float, Num
 from torch import Tensor, nn
@@ -64,28 +65,16 @@ class StagedNetwork(nn.Module, ABC):
         stage = self.stage_names[index]
         return [module for name, module in self.named_children() if name == stage or name.startswith(f"{stage}_")]
 
+    def first_modules(self, count: int) -> list[nn.Module]:
+        """The modules of the first ``count`` stages."""
+        return [module for index in range(count) for module in self.stage_modules(index)]
+
 
 class Chain(StagedNetwork):
-    """A network whose stages are modules, run one after another."""
+    """A network whose stages are modules, run one after another; ``settings`` are those of `StagedNetwork`."""
 
-    def __init__(
-        self,
-        stages: Mapping[str, nn.Module],
-        *,
-        num_features: int,
-        preprocess: Preprocess | TextPreprocess | None,
-        pooled: bool | None = None,
-        cacheable: bool = True,
-        files: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(
-            stage_names=tuple(stages),
-            num_features=num_features,
-            preprocess=preprocess,
-            pooled=pooled,
-            cacheable=cacheable,
-            files=files,
-        )
+    def __init__(self, stages: Mapping[str, nn.Module], **settings: Any) -> None:
+        super().__init__(stage_names=tuple(stages), **settings)
         for name, module in stages.items():
             self.add_module(name, module)
 
@@ -99,24 +88,12 @@ class LibraryNetwork(StagedNetwork):
     """A library's network, whose stages are what comes before its blocks, each block, and what comes after them.
 
     ``blocks`` and ``tail`` name modules of ``network``; whatever else it has belongs to the first stage, "stem".
-    Without ``blocks`` the network is one stage.
+    Without ``blocks`` the network is one stage. ``settings`` are those of `StagedNetwork`.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        blocks: Sequence[str],
-        tail: Sequence[str],
-        num_features: int,
-        preprocess: Preprocess | TextPreprocess | None,
-        pooled: bool = True,
-        files: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, network: nn.Module, *, blocks: Sequence[str], tail: Sequence[str], **settings: Any) -> None:
         names = ("stem", *blocks, *(("tail",) if tail else ())) if blocks else ("network",)
-        super().__init__(
-            stage_names=names, num_features=num_features, preprocess=preprocess, pooled=pooled, files=files
-        )
+        super().__init__(stage_names=names, **settings)
         self.network = network
         self._blocks, self._tail = tuple(blocks), tuple(tail)
 

@@ -7,7 +7,6 @@ Images are resized bilinearly, also where timm's configuration of the weights sa
 """
 
 import difflib
-import importlib
 import math
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from softtriple.errors import UserError
+from softtriple.models.backbones.libraries import first_line, import_library
 from softtriple.models.backbones.stages import LibraryNetwork, StagedNetwork
 from softtriple.models.preprocess import Preprocess
 from softtriple.models.weights import load_exactly, read_weights
@@ -67,20 +67,21 @@ _DYNAMIC = ("vision_transformer", "deit", "eva")
 
 
 def timm_model(name: str, *, pretrained: bool, input_size: int | None = None) -> LibraryNetwork:
-    """The timm network ``name``, preprocessed as timm's data configuration of its weights says."""
-    timm = import_timm(name)
-    if not timm.is_model(name):  # which also keeps out names that timm would look up on a hub or in a folder
-        close = difflib.get_close_matches(name, timm.list_models(), n=1)
+    """The network timm:MODEL, preprocessed as timm's data configuration of its weights says."""
+    timm = import_library("timm", name)
+    model = name.removeprefix("timm:")
+    if not timm.is_model(model):  # which also keeps out names that timm would look up on a hub or in a folder
+        close = difflib.get_close_matches(model, timm.list_models(), n=1)
         hint = f"; did you mean timm:{close[0]}?" if close else ""
-        raise UserError(f"timm:{name}: timm {timm.__version__} has no network of that name{hint}")
-    options = {"dynamic_img_size": True} if timm.models.is_model_in_modules(name, _DYNAMIC) else {}
+        raise UserError(f"{name}: timm {timm.__version__} has no network of that name{hint}")
+    options = {"dynamic_img_size": True} if timm.models.is_model_in_modules(model, _DYNAMIC) else {}
     try:
-        network = timm.create_model(name, pretrained=pretrained, num_classes=0, **options)
+        network = timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
     except Exception as error:  # whatever a download raises, and RuntimeError where there are no weights
         if not pretrained:
             raise
         raise UserError(
-            f"timm:{name}: its pretrained weights cannot be loaded ({_first_line(error)});"
+            f"{name}: its pretrained weights cannot be loaded ({first_line(error)});"
             " give the file of a state dict with model.weights=FILE"
         ) from error
     data = timm.data.resolve_model_data_config(network)
@@ -115,17 +116,6 @@ def load_timm_weights(network: StagedNetwork, source: str | None = None) -> None
     load_exactly(inner, weights, source)
     if resized:
         inner.set_input_size(size)
-
-
-def import_timm(name: str) -> Any:
-    """The module timm, or UserError if it, or torchvision below it, cannot be imported."""
-    try:
-        return importlib.import_module("timm")
-    except (ImportError, RuntimeError) as error:  # torchvision raises either if it does not fit the installed torch
-        raise UserError(
-            f"timm:{name}: timm cannot be imported ({_first_line(error)});"
-            " install the torchvision that belongs to the installed torch"
-        ) from error
 
 
 class _TimmNetwork(LibraryNetwork):
@@ -193,7 +183,3 @@ class _EvaNetwork(_TimmNetwork):
             rope = rope[index] if getattr(network, "rope_mixed", False) else rope
         output: Tensor = self.block(index)(x, rope=rope)
         return output
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
