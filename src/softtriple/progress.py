@@ -89,3 +89,17 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun, in the plural unless it is one.
+
+    Example:
+        >>> counted(1, "class"), counted(2, "class"), counted(0, "item"), counted(3, "query")
+        ('1 class', '2 classes', '0 items', '3 queries')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("s"):
+        return f"{number} {noun}es"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"

@@ -15,7 +15,7 @@ from softtriple.errors import UserError
 from softtriple.gallery.app import create_app
 from softtriple.gallery.security import SECURITY_HEADERS, Settings, error_response, host_name, settings_for
 from softtriple.gallery.workers import RETRY_AFTER
-from softtriple.progress import Reporter
+from softtriple.progress import Reporter, counted
 from softtriple.search import open_store
 from softtriple.training import Run
 
@@ -46,7 +46,8 @@ def serve(
             app = create_app(encoder, store, loaded.centers(), settings)
             name = f"[{host_name(host)}]" if ":" in host_name(host) else host
             url = f"http://{name}:{listening.getsockname()[1]}/"
-            reporter.note(f"{store.count()} items at {url} (API documentation: {url}docs). Press Ctrl-C to stop.")
+            items = counted(store.count(), "item")
+            reporter.note(f"{items} at {url} (API documentation: {url}docs). Press Ctrl-C to stop.")
             make_server(app, settings).run(sockets=[listening])
 
 
