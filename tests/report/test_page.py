@@ -255,7 +255,7 @@ def test_centers_tell_how_many_items_they_hold():
 
 def test_charts_only_for_what_there_is():
     charts = [chart.get("aria-label") for chart in parse(render_page(PAGE)).findall(".//svg[@role='img']")]
-    assert charts == ["Training loss by epoch", "Distinct centres: 1 in 1 classes, 2 in 2 classes"]
+    assert charts == ["Training loss by epoch", "Distinct centres: 1 in 1 class, 2 in 2 classes"]
     assert page_of(replace(SOFTMAX, losses=())).find(".//svg") is None
     held_out = page_of(replace(NOTHING, held_out_recall=((1, 0.5), (2, 0.75)))).findall(".//svg[@role='img']")
     assert [chart.get("aria-label") for chart in held_out] == ["Recall@1 on held-out classes by epoch"]

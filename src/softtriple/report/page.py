@@ -92,10 +92,11 @@ def describe_trainable(part: str) -> str:
     """The part of the network that ``model.trainable`` names, in words.
 
     Example:
-        >>> describe_trainable("all"), describe_trainable("head"), describe_trainable("last:2")
-        ('all layers', 'head only', 'head and last 2 stages')
+        >>> describe_trainable("all"), describe_trainable("last:1"), describe_trainable("last:2")
+        ('all layers', 'head and last stage', 'head and last 2 stages')
     """
-    return {"all": "all layers", "head": "head only"}.get(part) or f"head and last {part.removeprefix('last:')} stages"
+    text = {"all": "all layers", "head": "head only", "lora": "head and LoRA adapters", "last:1": "head and last stage"}
+    return text.get(part) or f"head and last {part.removeprefix('last:')} stages"
 
 
 def render_page(page: Page) -> str:
