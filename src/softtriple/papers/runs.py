@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from matplotlib.figure import Figure
+
 from softtriple.config import Config, with_settings, with_values
 from softtriple.data import Benchmark, absolute_spec
 from softtriple.errors import UserError, did_you_mean
@@ -13,7 +15,7 @@ from softtriple.metrics import Report
 from softtriple.models.description import read_description
 from softtriple.papers.hdc import train_hdc
 from softtriple.papers.recipes import PROTOCOLS
-from softtriple.papers.sheets import Facts
+from softtriple.papers.sheets import Block, Facts, Result, Sheet
 from softtriple.progress import Reporter
 from softtriple.report.page import describe_trainable
 from softtriple.training import Run, train
@@ -148,6 +150,30 @@ def lacking_notes(measured: Mapping[str, Measured[Any]]) -> list[str]:
         if row.lacking:
             reasons.setdefault(row.lacking, []).append(name)
     return [f"Not run, or not with every seed: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+def make_result(
+    study: Study,
+    measured: Mapping[str, Measured[Any]],
+    *,
+    title: str,
+    columns: Sequence[str],
+    blocks: Sequence[Block],
+    notes: Sequence[str],
+    numbers: dict[str, Any],
+    figure: Figure | None = None,
+    data: str = "",
+    more_facts: Facts = (),
+) -> Result:
+    """The result of a target, with how it was run and which rows are missing."""
+    sheet = Sheet(
+        title=title,
+        facts=(*facts(study, measured, data), *more_facts),
+        columns=tuple(columns),
+        blocks=tuple(blocks),
+        notes=(*notes, *lacking_notes(measured)),
+    )
+    return Result(sheet, numbers, figure, lacking=nothing_ran(measured))
 
 
 def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -> Facts:
