@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 from jaxtyping import Int
 from pydantic import TypeAdapter
+from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 
 from softtriple.config import Config, with_values
@@ -134,11 +135,7 @@ def purity(fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:
         >>> purity(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 5, 7]))
         0.75
     """
-    pairs, counts = torch.unique(torch.stack([groups, fine], dim=1), dim=0, return_counts=True)
-    largest: dict[int, int] = {}
-    for group, count in zip(pairs[:, 0].tolist(), counts.tolist(), strict=True):
-        largest[group] = max(largest.get(group, 0), count)
-    return sum(largest.values()) / len(fine)
+    return int(contingency_matrix(groups, fine).max(axis=1).sum()) / len(fine)
 
 
 def ami_in_class(labels: Int[Tensor, " items"], fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:

@@ -17,12 +17,12 @@ from softtriple.config import Config, with_values
 from softtriple.data import VectorFile, write_vectors
 from softtriple.data.sampling import stream
 from softtriple.losses.centers import MERGED, count_distinct
-from softtriple.metrics import Report
 from softtriple.papers.figures import Circle, draw_circles, draw_curves, draw_queries
 from softtriple.papers.published import read_published
 from softtriple.papers.recipes import recipe, softtriple_recipe
 from softtriple.papers.runs import Measured, Study, make_result, measure, report_of, run_of, select
 from softtriple.papers.sheets import Block, Line, Number, Result, as_json, bars_caption, uncertainty_label
+from softtriple.papers.tables import metric_number
 from softtriple.progress import Reporter
 from softtriple.report.charts import draw_centers
 from softtriple.report.pictures import Query, example_queries
@@ -119,7 +119,7 @@ def distinct_of(config: Config, directory: RunDir, reporter: Reporter) -> tuple[
 def make_recall_by_k(study: Study, wanted: Sequence[str] | None) -> Result:
     """R@1 for K = 1 to 20."""
     measured, reports = measure_variants(study, wanted, NUMBERS_OF_CENTERS, softtriple_recipe(), report_of)
-    recalls = {variant: _recall(seeds) for variant, seeds in reports.items()}
+    recalls = {variant: metric_number(seeds, "R@1") for variant, seeds in reports.items()}
     lines = {
         title: tuple(Line(f"K = {k}", (value.percent, value.uncertainty)) for k, value in sorted(by_k.items()))
         for title, by_k in curves(recalls).items()
@@ -135,11 +135,6 @@ def make_recall_by_k(study: Study, wanted: Sequence[str] | None) -> Result:
         numbers={variant.name: as_json(value) for variant, value in recalls.items()},
         figure=draw_curves(panels, xlabel=CENTERS_AXIS, caption=caption) if any(recalls.values()) else None,
     )
-
-
-def _recall(reports: Sequence[Report]) -> Number | None:
-    interval = reports[0].intervals.get("recall@1") if reports else None
-    return Number.of((report.recall.get(1) for report in reports), interval)
 
 
 # Retrieved examples

@@ -24,7 +24,7 @@ def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None
     chosen = select({row.name: recipe(table, row) for row in table.rows}, wanted)
     measured = measure(study, chosen, report_of)
     columns = (*table.columns, *UNPUBLISHED)
-    ours = {name: {column: _number(row.values, column) for column in columns} for name, row in measured.items()}
+    ours = {name: {column: metric_number(row.values, column) for column in columns} for name, row in measured.items()}
     return make_result(
         study,
         measured,
@@ -51,7 +51,8 @@ def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None
     )
 
 
-def _number(reports: Sequence[Report], column: str) -> Number | None:
+def metric_number(reports: Sequence[Report], column: str) -> Number | None:
+    """The metric of a column of the tables, from the report of each seed; None if there is no report with it."""
     if column == "NMI":
         return Number.of(report.nmi for report in reports)
     intervals = reports[0].intervals if reports else {}
