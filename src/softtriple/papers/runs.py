@@ -16,7 +16,7 @@ from softtriple.models.description import read_description
 from softtriple.papers.hdc import train_hdc
 from softtriple.papers.recipes import PROTOCOLS
 from softtriple.papers.sheets import Block, Facts, Result, Sheet
-from softtriple.progress import Reporter
+from softtriple.progress import Reporter, counted
 from softtriple.report.page import describe_trainable
 from softtriple.training import Run, train
 from softtriple.training.auto import starts_from_weights
@@ -191,7 +191,7 @@ def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -
     )
     trained = describe_trainable(model.trainable)
     if model.trainable != "all":
-        trained += f", on cached features of {training.views} views per item"
+        trained += f", on cached features of {counted(training.views, 'view')} per item"
     seeds = "seed 0" if study.seeds == 1 else f"seeds 0 to {study.seeds - 1}"
     lowered = decay(training.schedule, training.milestones)
     rates = f"learning rate {training.lr:g}, of centres {training.center_lr:g}, {lowered}"

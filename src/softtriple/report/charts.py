@@ -92,7 +92,9 @@ def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> 
         bars = axes.bar(sizes, classes, color=line_style(place)[0])
         axes.bar_label(bars, padding=2)
         axes.margins(y=0.12)
-        words = ", ".join(f"{size} in {counted(count, 'class')}" for size, count in zip(sizes, classes, strict=True))
+        words = ", ".join(
+            f"{size} in {counted(count, 'class', 'classes')}" for size, count in zip(sizes, classes, strict=True)
+        )
         return _element(figure, f"centers-{place}", f"Distinct centres: {words}")
 
 

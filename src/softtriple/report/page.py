@@ -259,7 +259,7 @@ def _shares(reports: Sequence[Report]) -> list[tuple[str, str, list[float | None
 
 
 def _evaluated(report: Report) -> str:
-    queries, classes = counted(report.num_queries, "query"), counted(report.num_classes, "class")
+    queries, classes = counted(report.num_queries, "query", "queries"), counted(report.num_classes, "class", "classes")
     text = f"{queries} of {classes} against {counted(report.num_gallery, 'item')}"
     if report.num_without_positives:
         text += f", {report.num_without_positives} left out because no other item has their class"
@@ -285,7 +285,7 @@ def _hardest_classes(methods: Sequence[Method]) -> Table | None:
         return None
     mean = {name: float(np.mean([recall[name] for recall in recalls if name in recall])) for name in names}
     hardest = sorted(names, key=lambda name: (mean[name], name))[:NUM_HARDEST]
-    explanation = f"Recall@1 in per cent: the {len(hardest)} lowest of {len(names)} classes"
+    explanation = f"Recall@1 in per cent: the {len(hardest)} lowest of {counted(len(names), 'class', 'classes')}"
     explanation += ", by the mean over methods." if len(methods) > 1 else "."
     rows = [(name, _cells([recall.get(name) for recall in recalls])) for name in hardest]
     return Table(explanation, "Class", [method.name for method in methods], rows)
