@@ -156,14 +156,12 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
 
     app.include_router(api)
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> FileResponse:
         """The gallery."""
         return FileResponse(STATIC / "index.html")
 
-    @app.head("/docs", include_in_schema=False)
-    @app.get("/docs", include_in_schema=False)
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
     async def docs() -> FileResponse:
         """The documentation of the API, rendered from /openapi.json."""
         return FileResponse(STATIC / "docs.html")
