@@ -21,7 +21,7 @@ from softtriple.files import write_text
 from softtriple.losses.centers import MERGED, count_distinct, nearest_centers
 from softtriple.metrics import Embeddings, ami, evaluate, nmi
 from softtriple.papers.figures import draw_curves
-from softtriple.papers.runs import Study, check_settings, make_result, run_of
+from softtriple.papers.runs import Study, make_result, run_of
 from softtriple.papers.sheets import NOTHING, Block, Line, Number, Result, as_json, bars_caption, uncertainty_label
 from softtriple.papers.studies import CENTERS_AXIS, REGULARIZED, Variant, curves, measure_variants
 from softtriple.progress import Reporter
@@ -97,8 +97,7 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
 def modes_of(config: Config, directory: RunDir, reporter: Reporter) -> Modes:
     """What the centres of a run find, computed once; the run is trained first if it is not finished."""
     file = directory.path / "hidden-modes.json"
-    if file.exists():
-        check_settings(config, directory)
+    if file.exists() and directory.report_file.exists():
         return TypeAdapter(Modes).validate_json(file.read_bytes())
     modes = find_modes(run_of(config, directory, reporter))
     write_text(file, json.dumps(asdict(modes), indent=2) + "\n")

@@ -62,7 +62,8 @@ def measure(
 ) -> dict[str, Measured[T]]:
     """What ``look`` returns for every row and seed; a row that cannot be run gets a reason instead.
 
-    All rows use the same data and backbone, so a file or package that is missing for one is not asked for again.
+    A finished run with other settings is not looked at. All rows use the same data and backbone, so a file or package
+    that is missing for one is not asked for again.
     """
     measured, lacking = {}, study.lacking
     for row, recipe in recipes.items():
@@ -70,12 +71,16 @@ def measure(
         reason = ""
         for seed in range(study.seeds):
             directory = study.directory(row, seed)
-            if lacking and not directory.report_file.exists():
+            finished = directory.report_file.exists()
+            if lacking and not finished:
                 reason = lacking
                 break
             study.reporter.note(f"\n{row}, seed {seed}")
             try:
-                values.append(look(study.config(recipe, seed), directory, study.reporter))
+                config = study.config(recipe, seed)
+                if finished and (changed := departures(config, directory.read_config())):
+                    raise UserError(f"{directory.path}: this run has {'; '.join(changed)}. Choose another --out.")
+                values.append(look(config, directory, study.reporter))
             except (FileNotFoundError, ImportError) as error:
                 lacking = reason = f"{error}{study.advice}"
             except (UserError, OSError, FloatingPointError) as error:
@@ -104,7 +109,6 @@ def select(rows: Mapping[str, T], wanted: Sequence[str] | None) -> dict[str, T]:
 def report_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
     """The report of a run, which is trained first if it is not finished."""
     if directory.report_file.exists():
-        check_settings(config, directory)
         return directory.read_report(directory.report_file.name)
     if config.loss.name == "hdc":
         return train_hdc(config, directory, reporter).report
@@ -114,15 +118,8 @@ def report_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
 def run_of(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     """A finished run: loaded, or trained first."""
     if directory.report_file.exists():
-        check_settings(config, directory)
         return Run.load(directory.path, reporter=reporter)
     return train(config.dataset, out=directory.path, config=config, resume=True, reporter=reporter)
-
-
-def check_settings(config: Config, directory: RunDir) -> None:
-    """UserError if the finished run in ``directory`` was made with other settings than ``config``."""
-    if changed := departures(config, directory.read_config()):
-        raise UserError(f"{directory.path}: this run has {'; '.join(changed)}. Choose another --out.")
 
 
 def departures(asked: Config, used: Config) -> list[str]:
