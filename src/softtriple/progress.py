@@ -91,15 +91,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-def counted(number: int, noun: str) -> str:
-    """A number with its noun, in the plural unless it is one.
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, in the plural unless it is one; the plural has an "s" unless given.
 
     Example:
-        >>> counted(1, "class"), counted(2, "class"), counted(0, "item"), counted(3, "query")
-        ('1 class', '2 classes', '0 items', '3 queries')
+        >>> counted(1, "item"), counted(0, "item"), counted(2, "class", "classes")
+        ('1 item', '0 items', '2 classes')
     """
-    if number == 1:
-        return f"1 {noun}"
-    if noun.endswith("s"):
-        return f"{number} {noun}es"
-    return f"{number} {noun[:-1]}ies" if noun.endswith("y") else f"{number} {noun}s"
+    return f"1 {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

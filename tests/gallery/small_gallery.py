@@ -14,7 +14,7 @@ from tests.gallery.memory_store import MemoryStore
 from torch import Tensor
 
 from softtriple.gallery import Settings, create_app
-from softtriple.gallery.server import listen, make_server
+from softtriple.gallery.server import Server, listen
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.search import Item
 
@@ -68,7 +68,7 @@ def draw_disc(color: tuple[int, int, int], random: np.random.Generator) -> Image
 def running(app, settings: Settings | None = None) -> Iterator[str]:
     """The address of a server of ``app``."""
     with listen("127.0.0.1", 0) as listening:
-        server = make_server(app, settings or Settings())
+        server = Server(app, settings or Settings())
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:

@@ -1,6 +1,7 @@
 """Recall, map and centres against plain ways to compute them."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,17 +10,7 @@ import torch.nn.functional as F
 from sklearn.decomposition import PCA
 from tests.gallery.memory_store import MemoryStore
 
-from softtriple.gallery.analysis import (
-    ClassScore,
-    Snapshot,
-    center_groups,
-    class_scores,
-    mixed_order,
-    nearest_labels,
-    project,
-    sample,
-    take_snapshot,
-)
+from softtriple.gallery.analysis import ClassScore, Snapshot, center_groups, sample, take_snapshot
 from softtriple.metrics.evaluate import Embeddings, evaluate
 from softtriple.search import Item
 
@@ -38,7 +29,7 @@ def random_snapshot(items: int = 90, num_classes: int = 5) -> Snapshot:
 
 
 def scores_of(snapshot: Snapshot) -> list[ClassScore]:
-    return class_scores(snapshot, nearest_labels(snapshot))
+    return list(snapshot.scores.values())
 
 
 def test_a_snapshot_is_the_store() -> None:
@@ -113,7 +104,7 @@ def test_a_lone_item_has_no_recall_and_comes_last() -> None:
 
 def test_the_map_is_principal_components() -> None:
     snapshot = random_snapshot()
-    rows, points, explained = project(snapshot, most=1000)
+    rows, points, explained = snapshot.projection
     model = PCA(2, svd_solver="full")
     expected = model.fit_transform(snapshot.vectors.double().numpy())
     assert rows.tolist() == list(range(90))
@@ -123,7 +114,7 @@ def test_the_map_is_principal_components() -> None:
 
 def test_a_part_of_the_map_lies_where_the_whole_puts_it() -> None:
     snapshot = random_snapshot()
-    whole, part = project(snapshot, most=1000), project(snapshot, most=20)
+    whole, part = snapshot.projection, replace(snapshot, map_points=20).projection
     assert len(part.rows) == 20
     np.testing.assert_allclose(part.points, whole.points[part.rows], atol=1e-9)
 
@@ -132,7 +123,7 @@ def test_a_part_of_the_map_lies_where_the_whole_puts_it() -> None:
 def test_a_map_of_hardly_anything(items: int) -> None:
     store = MemoryStore([Item(str(row), 0, "a", "") for row in range(items)], np.eye(3, dtype=np.float32)[:items])
     snapshot = take_snapshot(store, 10)
-    rows, points, explained = project(snapshot, most=10)
+    rows, points, explained = snapshot.projection
     assert len(rows) == len(points) == items
     assert np.isfinite(points).all()
     assert 0 <= explained <= 1 + 1e-9
@@ -142,17 +133,17 @@ def test_a_map_of_hardly_anything(items: int) -> None:
 def test_a_map_of_vectors_of_one_number() -> None:
     vectors = np.array([[1.0], [-1.0], [1.0]], dtype=np.float32)
     snapshot = take_snapshot(MemoryStore([Item(str(row), 0, "a", "") for row in range(3)], vectors), 10)
-    points = project(snapshot, most=10).points
+    points = snapshot.projection.points
     assert points.shape == (3, 2)
     assert (points[:, 1] == 0).all()
 
 
 def test_mixed_order_is_a_lasting_permutation() -> None:
     snapshot = random_snapshot()
-    order = mixed_order(snapshot)
+    order = snapshot.order
     assert sorted(order) == list(range(90))
     assert order != list(range(90))
-    assert order == mixed_order(snapshot)
+    assert order == random_snapshot().order
 
 
 def test_items_fall_to_their_nearest_centre() -> None:
@@ -175,3 +166,8 @@ def test_merged_centres_are_one_group_and_an_empty_one_is_shown() -> None:
     assert (first.merged, set(first.rows)) == (2, {0, 1, 2})
     assert first.rows[-1] == 0, "the farthest comes last"
     assert (second.merged, second.rows) == (1, [])
+
+
+def test_a_class_without_items_has_its_centres_all_the_same() -> None:
+    groups = center_groups(torch.empty(0, 3), torch.eye(3)[:2], rows=[])
+    assert [(group.merged, group.rows) for group in groups] == [(1, []), (1, [])]

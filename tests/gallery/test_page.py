@@ -103,7 +103,7 @@ def test_the_gallery_is_there_before_any_neighbour_is_computed(
     collection: Collection, open_page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[object] = []
-    monkeypatch.setattr("softtriple.gallery.analysis.nearest_labels", computed.append)
+    monkeypatch.setattr("softtriple.gallery.analysis.nearest", lambda *given, **_: computed.append(given))
     with running(collection.app()) as url:
         page = open_page(url)
         expect(page.get_by_role("list", name="Items in the gallery").get_by_role("listitem")).to_have_count(25)

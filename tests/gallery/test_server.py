@@ -24,7 +24,7 @@ from tests.gallery.small_gallery import Collection
 from softtriple.config import Config, LossConfig, ModelConfig
 from softtriple.errors import UserError
 from softtriple.gallery import Settings
-from softtriple.gallery.server import Server, listen, make_server, serve
+from softtriple.gallery.server import Server, listen, serve
 from softtriple.progress import Reporter
 from softtriple.search import Item, open_store
 from softtriple.training.directory import RunDir
@@ -41,7 +41,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 def started(settings: Settings) -> Iterator[tuple[Server, tuple[str, int]]]:
     with listen("127.0.0.1", 0) as listening:
         address = listening.getsockname()
-        server = make_server(app, settings)
+        server = Server(app, settings)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
         try:
@@ -68,7 +68,7 @@ def test_a_connection_made_while_stopping_is_closed(turns: int, capsys: pytest.C
     After three, asyncio has accepted the connection and not yet announced it to the protocol.
     """
     with listen("127.0.0.1", 0) as listening, socket.socket() as client:
-        server = make_server(app, Settings())
+        server = Server(app, Settings())
         address = listening.getsockname()
 
         async def main_loop() -> None:
@@ -86,7 +86,7 @@ def test_a_connection_made_while_stopping_is_closed(turns: int, capsys: pytest.C
 
 def test_connections_left_after_the_graceful_shutdown_are_closed(capsys: pytest.CaptureFixture[str]) -> None:
     with listen("127.0.0.1", 0) as listening, socket.socket() as client:
-        server = make_server(app, Settings())
+        server = Server(app, Settings())
         server.config.timeout_graceful_shutdown = 0
         address = listening.getsockname()
 

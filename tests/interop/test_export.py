@@ -8,7 +8,6 @@ import sys
 import unicodedata
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,12 @@ from softtriple.models import Encoder
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
-@contextmanager
-def jaxtyping_disabled() -> Iterator[None]:
+@pytest.fixture(scope="module", autouse=True)
+def _unchecked() -> Iterator[None]:
     """As users run it: exporters follow sizes through the code and stumble over the annotation checks of the tests."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
-
-
-@pytest.fixture(autouse=True)
-def _unchecked() -> Iterator[None]:
-    with jaxtyping_disabled():
-        yield
 
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -99,10 +92,9 @@ def hashed(texts: list[str], buckets: int) -> np.ndarray:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every small backbone in every format: BACKBONE.onnx, .pt and .pt2."""
     folder = tmp_path_factory.mktemp("exported")
-    with jaxtyping_disabled():
-        for name in SMALL:
-            for format, known in FORMATS.items():
-                export_encoder(build(name), folder / f"{name}{known.suffix}", format)
+    for name in SMALL:
+        for format, known in FORMATS.items():
+            export_encoder(build(name), folder / f"{name}{known.suffix}", format)
     return folder
 
 

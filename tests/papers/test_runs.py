@@ -42,10 +42,12 @@ def test_what_one_row_lacks_is_not_asked_for_again(tmp_path: Path) -> None:
         asked.append(directory.path.parent.name)
         raise FileNotFoundError("no weights")
 
-    finished = tmp_path / "c_64" / "seed-0" / "report.json"
-    finished.parent.mkdir(parents=True)
-    finished.touch()
-    measured = measure(study(tmp_path, advice="; get some"), ROWS, look)
+    asking = study(tmp_path, advice="; get some")
+    finished = asking.directory("c_64", 0)
+    finished.path.mkdir(parents=True)
+    finished.write_config(asking.config(ROWS["c_64"], 0))
+    finished.report_file.touch()
+    measured = measure(asking, ROWS, look)
     assert asked == ["a_64", "c_64"]  # a finished run may need no weights
     assert measured["b_64"].lacking == "no weights; get some"
     assert nothing_ran(measured) == "no weights; get some"
@@ -77,11 +79,9 @@ def test_bugs_are_not_hidden(tmp_path: Path, error: type[Exception]) -> None:
 def test_a_damaged_report_is_named(tmp_path: Path) -> None:
     directory = study(tmp_path).directory("a_64", 0)
     directory.path.mkdir(parents=True)
-    config = with_settings(Config(), ["dataset=digits"])
-    directory.write_config(config)
     directory.report_file.write_text("{}")
     with pytest.raises(UserError, match=r"report\.json"):
-        report_of(config, directory, Reporter(quiet=True))
+        report_of(Config(), directory, Reporter(quiet=True))
 
 
 def test_rows_are_chosen_by_name_or_by_loss() -> None:

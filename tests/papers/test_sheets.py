@@ -16,7 +16,6 @@ from softtriple.papers.sheets import (
     Sheet,
     as_json,
     bars_caption,
-    number,
     to_html,
     to_markdown,
     to_text,
@@ -39,7 +38,7 @@ SHEET = Sheet(
 
 def test_number_of_several_seeds_has_a_spread() -> None:
     values = (0.5, 0.6, 0.61)
-    found = number([0.5, 0.6, None, 0.61], interval=(0.4, 0.7))
+    found = Number.of([0.5, 0.6, None, 0.61], interval=(0.4, 0.7))
     assert found == Number(statistics.mean(values), statistics.stdev(values), None, values)
     assert found.percent == "57.0"
     assert found.uncertainty == "6.1"
@@ -50,13 +49,13 @@ def test_number_of_several_seeds_has_a_spread() -> None:
 
 
 def test_number_of_one_seed_has_an_interval() -> None:
-    found = number([0.5], interval=(0.45, 0.56))
+    found = Number.of([0.5], interval=(0.45, 0.56))
     assert found.uncertainty == "45.0–56.0"
     assert found.reach == pytest.approx((0.05, 0.06))
     assert uncertainty_label([found]) == "95 % interval"
     assert bars_caption([found]) == "bars: 95 % interval over the choice of test classes, which all runs share"
-    assert number([0.5]).uncertainty == "–"
-    assert number([None]) is None
+    assert Number.of([0.5]).uncertainty == "–"
+    assert Number.of([None]) is None
 
 
 def test_text_lines_up() -> None:
@@ -68,7 +67,7 @@ def test_text_lines_up() -> None:
 
 
 def test_markdown_has_as_many_cells_in_every_row() -> None:
-    lines = to_markdown(SHEET, ["figure.svg"]).splitlines()
+    lines = to_markdown(SHEET, "figure.svg").splitlines()
     rows = [line for line in lines if line.startswith("|")]
     assert {row.count("|") for row in rows} == {5}
     assert "| Npairs\\* | published | 51.0 | – |" in rows
@@ -85,7 +84,7 @@ def test_text_that_is_no_utf8_can_be_written() -> None:
 
 
 def test_html_is_well_formed_and_text_stays_text() -> None:
-    page = to_html(SHEET, [b"<svg/>"])
+    page = to_html(SHEET, b"<svg/>")
     tree = parse(page)
     assert "<script>" not in page
     assert [text(cell) for cell in tree.iter("td")][2:] == ["51.0", "–", "49.25", "60.0", "60.1", "66.2"]

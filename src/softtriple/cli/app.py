@@ -36,9 +36,23 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
 ]
+
+
+def _only_about_data(settings: list[str] | None) -> list[str] | None:
+    for setting in settings or []:
+        if not setting.startswith("data."):
+            raise typer.BadParameter(f"{setting}: only data.* settings have an effect here")
+    return settings
+
+
 DataSettings = Annotated[
     list[str] | None,
-    typer.Option("--set", help="How to read DATA, such as data.label=kind; repeatable.", metavar="A.B=C"),
+    typer.Option(
+        "--set",
+        help="How to read DATA, such as data.label=kind; repeatable.",
+        metavar="A.B=C",
+        callback=_only_about_data,
+    ),
 ]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
@@ -105,14 +119,6 @@ def print_report(report: "Report", as_json: bool, baselines: "Mapping[str, Repor
 def command_line() -> str:
     """The command as it was typed."""
     return shlex.join(["softtriple", *sys.argv[1:]])
-
-
-def only_data_settings(settings: list[str] | None) -> list[str]:
-    """``settings``, all of which must be about data: verbs that do not train use no others."""
-    for setting in settings or []:
-        if not setting.startswith("data."):
-            raise typer.BadParameter(f"{setting}: only data.* settings have an effect here", param_hint="--set")
-    return settings or []
 
 
 def _fail(reason: str) -> NoReturn:

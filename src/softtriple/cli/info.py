@@ -12,6 +12,7 @@ from softtriple.data import cache_directory, list_kept, remove_unused
 from softtriple.models import BACKBONES
 from softtriple.models.backbones.bn_inception import BN_INCEPTION_URL
 from softtriple.models.weights import downloaded_file
+from softtriple.progress import counted
 
 PACKAGES = (
     *("softtriple", "torch", "numpy", "faiss-cpu", "scikit-learn", "pillow"),
@@ -48,13 +49,12 @@ def facts(prune: float | None = None) -> dict[str, Any]:
 def text(told: dict[str, Any]) -> str:
     """The same for a person."""
     lines = [f"{name:<24}{version or 'not installed'}" for name, version in told["versions"].items()]
-    lines += [f"{'device':<24}{told['device']}, {told['threads']} threads"]
+    lines += [f"{'device':<24}{told['device']}, {counted(told['threads'], 'thread')}"]
     lines += [f"{name:<24}{weights}" for name, weights in told["backbones"].items()]
     lines += [f"{'cache':<24}{told['cache']['bytes'] / 1e9:.2f} GB in {told['cache']['folder']}"]
-    lines += [
-        f"{'':<24}{kind}: {one['count']}, {one['bytes'] / 1e9:.2f} GB, oldest {one['longest_unused_days']} days"
-        for kind, one in told["cache"]["kinds"].items()
-    ]
+    for kind, one in told["cache"]["kinds"].items():
+        oldest = counted(one["longest_unused_days"], "day")
+        lines += [f"{'':<24}{kind}: {one['count']}, {one['bytes'] / 1e9:.2f} GB, oldest {oldest}"]
     if (removed := told["cache"]["removed"])["count"]:
         lines += [f"{'':<24}removed: {removed['count']}, {removed['bytes'] / 1e9:.2f} GB"]
     return "\n".join(lines)

@@ -6,17 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from softtriple.cli.app import (
-    AsJson,
-    Data,
-    DataSettings,
-    OnError,
-    RunArgument,
-    Trust,
-    app,
-    only_data_settings,
-    print_report,
-)
+from softtriple.cli.app import AsJson, Data, DataSettings, OnError, RunArgument, Trust, app, print_report
 
 
 @app.command(short_help="Measure a run, or vectors from anywhere.")
@@ -44,7 +34,6 @@ def evaluate(
         raise typer.BadParameter("--set says how to read --data, which is missing", param_hint="--set")
     if is_run and (gallery is not None or recall_at is not None):
         raise typer.BadParameter("a run takes these from its data", param_hint="--gallery, --recall-at")
-    only_data_settings(settings)
 
     from softtriple import dist
     from softtriple.metrics import evaluate_file
@@ -72,16 +61,15 @@ def embed(
     trust: Trust = False,
 ) -> None:
     """Write the embedding, class and path of every item of DATA to FILE."""
-    only_data_settings(settings)
     from softtriple import dist
-    from softtriple.progress import Reporter
+    from softtriple.progress import Reporter, counted
     from softtriple.training import Run
 
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
         loaded = Run.load(run, trust=trust, reporter=reporter)
         count = loaded.write_embeddings(data, out, settings=settings or [], on_error=on_error)
-        reporter.note(f"{count} embeddings in {out}")
+        reporter.note(f"{counted(count, 'embedding')} in {out}")
 
 
 @app.command(short_help="Count the distinct centres of each class.")

@@ -6,17 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from softtriple.cli.app import (
-    AsJson,
-    Data,
-    DataSettings,
-    OnError,
-    RunArgument,
-    StoreOption,
-    Trust,
-    app,
-    only_data_settings,
-)
+from softtriple.cli.app import AsJson, Data, DataSettings, OnError, RunArgument, StoreOption, Trust, app
 
 
 @app.command(short_help="Put embeddings into a store.")
@@ -42,7 +32,6 @@ def index(
     """Embed the items of DATA with the encoder of RUN and put them into a vector store; stored items are updated."""
     if delete and (again or check or kind != "auto"):
         raise typer.BadParameter("cannot be combined with --again, --check or --index", param_hint="--delete")
-    only_data_settings(settings)
     from softtriple.progress import Reporter
     from softtriple.training import Run
 

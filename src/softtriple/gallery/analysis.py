@@ -1,7 +1,4 @@
-"""Analysis of a whole store: recall and confusions of each class, a map, and the items nearest to each centre.
-
-Everything is computed from a `Snapshot`, the embeddings of a store read into memory once.
-"""
+"""Analysis of a whole store: recall and confusions of each class, a map, and the items nearest to each centre."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,19 +13,37 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from softtriple.data.sampling import stream
-from softtriple.losses.centers import MERGED, merge_groups
+from softtriple.losses.centers import MERGED, merge_groups, nearest_centers
 from softtriple.search import Item, Store, nearest
+
+
+class ClassScore(NamedTuple):
+    """Retrieval quality of one class."""
+
+    name: str
+    items: int
+    recall: float | None  # share of items whose nearest other item is of the class; None for a single item
+    confused: tuple[tuple[str, int], ...]  # other classes of nearest items and their counts, most frequent first
+
+
+class Projection(NamedTuple):
+    """Items in the plane of the first two principal components."""
+
+    rows: Int[np.ndarray, " points"]  # of the snapshot
+    points: Float[np.ndarray, "points 2"]
+    explained: float  # share of the variance
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The items of a store, or a sample of them, with unit vectors; ``labels`` are positions in ``class_names``."""
+    """The items of a store, or a sample of them, read into memory once; each analysis is computed on first use."""
 
     items: tuple[Item, ...]
-    vectors: Tensor  # (items, dim), float32
-    labels: Tensor  # (items,), integers
+    vectors: Float[Tensor, "items dim"]  # unit length
+    labels: Int[Tensor, " items"]  # positions in class_names
     class_names: tuple[str, ...]
     sizes: Mapping[str, int]  # items of every class in the store, including classes that were not sampled
+    map_points: int = 10_000
 
     @property
     def total(self) -> int:
@@ -40,6 +55,55 @@ class Snapshot:
         if class_name not in self.class_names:
             return torch.empty(0, dtype=torch.int64)
         return (self.labels == self.class_names.index(class_name)).nonzero()[:, 0]
+
+    @cached_property
+    def order(self) -> list[int]:
+        """The rows in a random but fixed order, so that the first few show many classes."""
+        return [int(row) for row in stream("gallery", 0).permutation(len(self.items))]
+
+    @cached_property
+    def taken_for(self) -> Int[Tensor, " items"]:
+        """The class of the nearest other item of each item, by exact search; if there is no other, its own class."""
+        if len(self.items) < 2:
+            return self.labels
+        return self.labels[nearest(self.vectors, self.vectors, 1, exclude_self=True).rows[:, 0]]
+
+    @cached_property
+    def scores(self) -> dict[str, ClassScore]:
+        """The score of each class by name, lowest recall first."""
+        pairs = Counter(zip(self.labels.tolist(), self.taken_for.tolist(), strict=True))
+        sizes = Counter(self.labels.tolist())
+        confused: dict[int, list[tuple[str, int]]] = {label: [] for label in sizes}
+        for (label, other), count in pairs.most_common():
+            if other != label:
+                confused[label].append((self.class_names[other], count))
+        scores = [
+            ClassScore(
+                name,
+                sizes[label],
+                pairs[label, label] / sizes[label] if sizes[label] > 1 else None,
+                tuple(confused[label]),
+            )
+            for label, name in enumerate(self.class_names)
+        ]
+        scores.sort(key=lambda score: (score.recall is None, score.recall, score.name))
+        return {score.name: score for score in scores}
+
+    @cached_property
+    def projection(self) -> Projection:
+        """The first two principal components of all vectors, for at most ``map_points`` items."""
+        rows = np.sort(np.array(self.order[: self.map_points], dtype=np.int64))
+        if not self.items:
+            return Projection(rows, np.empty((0, 2)), 0.0)
+        centered = self.vectors.double()
+        centered = centered - centered.mean(dim=0)
+        variances, directions = torch.linalg.eigh(centered.T @ centered)
+        plane = F.pad(directions[:, -2:].flip(1), (0, max(0, 2 - directions.shape[1])))
+        # The sign of an eigenvector is arbitrary: a positive largest component keeps the map the same on every machine.
+        plane = plane * plane.gather(0, plane.abs().argmax(dim=0, keepdim=True)).sign()
+        total = float(variances.clamp(min=0).sum())
+        explained = float(variances.clamp(min=0)[-2:].sum()) / total if total else 0.0
+        return Projection(rows, (centered[rows] @ plane).numpy(), explained)
 
 
 def take_snapshot(store: Store, most: int) -> Snapshot:
@@ -78,71 +142,6 @@ def sample(sizes: Mapping[str, int], most: int) -> tuple[set[str], int]:
     return (chosen, 1) if len(chosen) > 1 else (set(names), -(-total // most))
 
 
-def mixed_order(snapshot: Snapshot) -> list[int]:
-    """The rows in a random but fixed order, so that the first few show many classes."""
-    return [int(row) for row in stream("gallery", 0).permutation(len(snapshot.items))]
-
-
-class ClassScore(NamedTuple):
-    """Retrieval quality of one class."""
-
-    name: str
-    items: int
-    recall: float | None  # share of items whose nearest other item is of the class; None for a single item
-    confused: tuple[tuple[str, int], ...]  # other classes of nearest items and their counts, most frequent first
-
-
-def nearest_labels(snapshot: Snapshot) -> Int[Tensor, " items"]:
-    """The class of the nearest other item of each item, by exact search; if there is no other, its own class."""
-    if len(snapshot.items) < 2:
-        return snapshot.labels
-    return snapshot.labels[nearest(snapshot.vectors, snapshot.vectors, 1, exclude_self=True).rows[:, 0]]
-
-
-def class_scores(snapshot: Snapshot, taken_for: Int[Tensor, " items"]) -> list[ClassScore]:
-    """The score of each class, lowest recall first, given the class that each item is ``taken_for``."""
-    pairs = Counter(zip(snapshot.labels.tolist(), taken_for.tolist(), strict=True))
-    sizes = Counter(snapshot.labels.tolist())
-    confused: dict[int, list[tuple[str, int]]] = {label: [] for label in sizes}
-    for (label, other), count in pairs.most_common():
-        if other != label:
-            confused[label].append((snapshot.class_names[other], count))
-    scores = [
-        ClassScore(
-            name,
-            sizes[label],
-            pairs[label, label] / sizes[label] if sizes[label] > 1 else None,
-            tuple(confused[label]),
-        )
-        for label, name in enumerate(snapshot.class_names)
-    ]
-    return sorted(scores, key=lambda score: (score.recall is None, score.recall, score.name))
-
-
-class Projection(NamedTuple):
-    """Items in the plane of the first two principal components."""
-
-    rows: Int[np.ndarray, " points"]  # of the snapshot
-    points: Float[np.ndarray, "points 2"]
-    explained: float  # share of the variance
-
-
-def project(snapshot: Snapshot, most: int) -> Projection:
-    """The first two principal components of all vectors, for at most ``most`` items."""
-    rows = np.sort(np.array(mixed_order(snapshot)[:most], dtype=np.int64))
-    centered = snapshot.vectors.double()
-    if len(centered) == 0:
-        return Projection(rows, np.empty((0, 2)), 0.0)
-    centered = centered - centered.mean(dim=0)
-    variances, directions = torch.linalg.eigh(centered.T @ centered)
-    plane = F.pad(directions[:, -2:].flip(1), (0, max(0, 2 - directions.shape[1])))
-    # The sign of an eigenvector is arbitrary: a positive largest component keeps the map the same on every machine.
-    plane = plane * plane.gather(0, plane.abs().argmax(dim=0, keepdim=True)).sign()
-    total = float(variances.clamp(min=0).sum())
-    explained = float(variances.clamp(min=0)[-2:].sum()) / total if total else 0.0
-    return Projection(rows, (centered[rows] @ plane).numpy(), explained)
-
-
 class CenterGroup(NamedTuple):
     """A distinct centre: how many trained centres merged into it, and the rows nearest to it, closest first."""
 
@@ -158,40 +157,11 @@ def center_groups(
     ``rows[i]`` is the row that stands for ``vectors[i]`` in the result.
     """
     unit = F.normalize(centers, dim=-1)
-    leaders = merge_groups(unit[None], MERGED)[0]
-    best, nearest_center = (vectors @ unit.T).max(dim=1)
-    owner = leaders[nearest_center]
+    leaders, merged = torch.unique(merge_groups(unit[None], MERGED), return_counts=True)
+    owners = nearest_centers(vectors, torch.zeros(len(vectors), dtype=torch.int64), centers[None])
+    closest_first = (vectors @ unit.T).amax(dim=1).argsort(descending=True, stable=True)
     groups = []
-    for leader in sorted(set(leaders.tolist())):
-        members = (owner == leader).nonzero()[:, 0]
-        order = members[best[members].argsort(descending=True, stable=True)]
-        groups.append(CenterGroup(int((leaders == leader).sum()), [rows[item] for item in order.tolist()]))
+    for leader, count in zip(leaders.tolist(), merged.tolist(), strict=True):
+        members = closest_first[owners[closest_first] == leader]
+        groups.append(CenterGroup(count, [rows[item] for item in members.tolist()]))
     return sorted(groups, key=lambda group: (-len(group.rows), -group.merged))
-
-
-@dataclass(frozen=True, eq=False)
-class Overview:
-    """The analyses of a snapshot, each computed on first use."""
-
-    snapshot: Snapshot
-    map_points: int
-
-    @cached_property
-    def order(self) -> list[int]:
-        """The rows in the order in which the gallery shows them."""
-        return mixed_order(self.snapshot)
-
-    @cached_property
-    def taken_for(self) -> Tensor:
-        """The class of the nearest other item of each row."""
-        return nearest_labels(self.snapshot)
-
-    @cached_property
-    def scores(self) -> dict[str, ClassScore]:
-        """Classes by name, lowest recall first."""
-        return {score.name: score for score in class_scores(self.snapshot, self.taken_for)}
-
-    @cached_property
-    def projection(self) -> Projection:
-        """The map."""
-        return project(self.snapshot, self.map_points)

@@ -92,7 +92,7 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
     @app.get("/health", tags=["server"])
     async def health() -> schemas.Health:
         """Check that the server and its store respond. Needs no token."""
-        return schemas.Health(status="ok", items=await reading.run(service.count))
+        return schemas.Health(status="ok", items=await reading.run(store.count))
 
     # `Guard` checks the token; this only documents it in /openapi.json.
     bearer = HTTPBearer(auto_error=False, description="The token that the server was started with.")
@@ -142,7 +142,7 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
     @api.get("/class-names", tags=["classes"])
     async def class_names() -> schemas.ClassNames:
         """Names of all classes; faster than /api/classes."""
-        return schemas.ClassNames(class_names=await reading.run(service.class_names))
+        return schemas.ClassNames(class_names=sorted(await reading.run(store.classes)))
 
     @api.get("/class", tags=["classes"])
     async def class_page(name: ClassName) -> schemas.ClassPage:
@@ -156,14 +156,12 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
 
     app.include_router(api)
 
-    @app.head("/", include_in_schema=False)
-    @app.get("/", include_in_schema=False)
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page() -> FileResponse:
         """The gallery."""
         return FileResponse(STATIC / "index.html")
 
-    @app.head("/docs", include_in_schema=False)
-    @app.get("/docs", include_in_schema=False)
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
     async def docs() -> FileResponse:
         """The documentation of the API, rendered from /openapi.json."""
         return FileResponse(STATIC / "docs.html")

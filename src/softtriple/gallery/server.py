@@ -15,7 +15,7 @@ from softtriple.errors import UserError
 from softtriple.gallery.app import create_app
 from softtriple.gallery.security import SECURITY_HEADERS, Settings, error_response, host_name, settings_for
 from softtriple.gallery.workers import RETRY_AFTER
-from softtriple.progress import Reporter
+from softtriple.progress import Reporter, counted
 from softtriple.search import open_store
 from softtriple.training import Run
 
@@ -46,8 +46,9 @@ def serve(
             app = create_app(encoder, store, loaded.centers(), settings)
             name = f"[{host_name(host)}]" if ":" in host_name(host) else host
             url = f"http://{name}:{listening.getsockname()[1]}/"
-            reporter.note(f"{store.count()} items at {url} (API documentation: {url}docs). Press Ctrl-C to stop.")
-            make_server(app, settings).run(sockets=[listening])
+            items = counted(store.count(), "item")
+            reporter.note(f"{items} at {url} (API documentation: {url}docs). Press Ctrl-C to stop.")
+            Server(app, settings).run(sockets=[listening])
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -60,25 +61,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise UserError(f"cannot listen on --host {host} --port {port} ({reason}); choose another") from error
 
 
-def make_server(app: ASGIApp, settings: Settings) -> "Server":
-    """The server of ``app``, not yet running; its ``run`` takes the listening sockets."""
-    config = uvicorn.Config(
-        partial(_answer, app),
-        interface="asgi3",
-        http="h11",
-        ws="none",
-        log_level="warning",
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-        h11_max_incomplete_event_size=HEADER_BYTES,
-    )
-    return Server(config, settings)
-
-
 class Server(uvicorn.Server):
-    """A uvicorn server that tracks its connections and aborts those that would outlive it.
+    """A uvicorn server of ``app`` that tracks its connections and aborts those that would outlive it.
 
     uvicorn asks the connections it knows of to finish, then waits for all of them. A connection accepted just before
     the listening socket closes is announced just after: nobody asks it to finish, so uvicorn waits until its graceful
@@ -86,7 +70,19 @@ class Server(uvicorn.Server):
     once, and so is every connection left when the shutdown is over.
     """
 
-    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        config = uvicorn.Config(
+            partial(_answer, app),
+            interface="asgi3",
+            http="h11",
+            ws="none",
+            log_level="warning",
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+            h11_max_incomplete_event_size=HEADER_BYTES,
+        )
         super().__init__(config)
         self.connections: set[Connection] = set()
         config.load()

@@ -2,6 +2,7 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float
@@ -11,7 +12,7 @@ from torch import Tensor
 from softtriple.data.benchmark import Kind
 from softtriple.data.images import ImageError
 from softtriple.errors import UserError
-from softtriple.gallery.analysis import CenterGroup, Overview, center_groups, take_snapshot
+from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, take_snapshot
 from softtriple.gallery.images import Size, Thumbnails, decode_upload
 from softtriple.gallery.schemas import (
     About,
@@ -29,6 +30,7 @@ from softtriple.gallery.schemas import (
 from softtriple.gallery.security import Settings
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.models import Encoder
+from softtriple.progress import counted
 from softtriple.search import Hit, Item, Store
 
 SHOWN = 24  # items of a centre, or of a class without centres
@@ -39,7 +41,7 @@ MAP_CHARACTERS = 200  # of a text on the map
 class GalleryService:
     """A run and its store.
 
-    Methods that use the overview (``items``, ``classes``, ``class_page``, ``map``) must be called from one thread, and
+    Methods that use the snapshot (``items``, ``classes``, ``class_page``, ``map``) must be called from one thread, and
     so must those that use the encoder (``embed_image``, ``embed_text``); the others from any thread.
     """
 
@@ -49,14 +51,10 @@ class GalleryService:
         self._trained = {name: number for number, name in enumerate(encoder.class_names)}
         self._distinct = None if centers is None else count_distinct(centers, MERGED).tolist()
         self._thumbnails = Thumbnails()
-        self._overview: Overview | None = None
+        self._snapshot: Snapshot | None = None
         self._counted = 0.0  # when the classes were last counted
 
     # From the store.
-
-    def count(self) -> int:
-        """The number of items."""
-        return self._store.count()
 
     def about(self) -> About:
         """What the gallery shows."""
@@ -69,10 +67,6 @@ class GalleryService:
             fingerprint=self._store.fingerprint,
             max_bytes=self._settings.max_bytes,
         )
-
-    def class_names(self) -> list[str]:
-        """The names of all classes, sorted."""
-        return sorted(self._store.classes())
 
     def search_item(self, item_id: str, k: int) -> SearchAnswer:
         """The neighbours of a stored item, without the item itself."""
@@ -107,51 +101,51 @@ class GalleryService:
         self._require_kind("text")
         return self._encoder.embed([text])
 
-    # From the overview.
+    # From the snapshot.
 
     def items(self, offset: int, limit: int, class_name: str | None = None, center: int | None = None) -> ItemPage:
         """A page of all items, or of those of a class or of one of its centres."""
-        overview = self._current_overview()
+        snapshot = self._current_snapshot()
         if class_name is None:
             if center is not None:
                 raise HTTPException(422, "center: requires a class")
-            rows = overview.order
-            answers = [self._item_answer(overview.snapshot.items[row]) for row in rows[offset : offset + limit]]
+            rows = snapshot.order
+            answers = [self._item_answer(snapshot.items[row]) for row in rows[offset : offset + limit]]
         else:
-            rows = self._rows(overview, class_name, center)
-            answers = self._members(overview, rows[offset : offset + limit])
+            rows = self._rows(snapshot, class_name, center)
+            answers = self._members(snapshot, rows[offset : offset + limit])
         more = offset + limit < len(rows)
         return ItemPage(items=answers, total=len(rows), next_offset=offset + limit if more else None)
 
     def classes(self) -> ClassList:
         """Every class, lowest recall first."""
-        overview = self._current_overview()
-        rated = [(score.recall, score.items) for score in overview.scores.values() if score.recall is not None]
-        sampled = len(overview.snapshot.items)
+        snapshot = self._current_snapshot()
+        rated = [(score.recall, score.items) for score in snapshot.scores.values() if score.recall is not None]
+        sampled = len(snapshot.items)
         return ClassList(
-            classes=[self._summary(overview, name) for name in overview.scores],
+            classes=[self._summary(snapshot, name) for name in snapshot.scores],
             recall=sum(recall * items for recall, items in rated) / sum(items for _, items in rated) if rated else None,
-            sampled=sampled if sampled < overview.snapshot.total else None,
+            sampled=sampled if sampled < snapshot.total else None,
         )
 
     def class_page(self, class_name: str) -> ClassPage:
         """A class, with the items nearest to each of its centres."""
-        overview = self._current_overview()
-        rows, groups = self._rows(overview, class_name), self._groups(overview, class_name)
+        snapshot = self._current_snapshot()
+        rows, groups = self._rows(snapshot, class_name), self._groups(snapshot, class_name)
         return ClassPage(
-            summary=self._summary(overview, class_name),
+            summary=self._summary(snapshot, class_name),
             centers_per_class=sum(group.merged for group in groups) or None,
             centers=[
-                CenterAnswer(merged=merged, count=len(members), items=self._members(overview, members[:SHOWN]))
+                CenterAnswer(merged=merged, count=len(members), items=self._members(snapshot, members[:SHOWN]))
                 for merged, members in groups
             ],
-            items=[] if groups else self._members(overview, rows[:SHOWN]),
+            items=[] if groups else self._members(snapshot, rows[:SHOWN]),
         )
 
     def map(self) -> MapAnswer:
         """Items on the first two principal components."""
-        overview = self._current_overview()
-        snapshot, (rows, points, explained) = overview.snapshot, overview.projection
+        snapshot = self._current_snapshot()
+        rows, points, explained = snapshot.projection
         items = [snapshot.items[row] for row in rows]
         return MapAnswer(
             ids=[item.id for item in items],
@@ -164,56 +158,58 @@ class GalleryService:
             total=snapshot.total,
         )
 
-    def _current_overview(self) -> Overview:
-        """The overview, computed again if the number of items or, checked now and then, of a class has changed."""
+    def _current_snapshot(self) -> Snapshot:
+        """The snapshot, taken again if the number of items or, checked now and then, of a class has changed."""
         now = time.monotonic()
-        overview = self._overview
-        if overview is not None and overview.snapshot.total == self._store.count():
+        snapshot = self._snapshot
+        if snapshot is not None and snapshot.total == self._store.count():
             if now < self._counted + self._settings.recount_seconds:
-                return overview
-            if overview.snapshot.sizes == self._store.classes():
+                return snapshot
+            if snapshot.sizes == self._store.classes():
                 self._counted = now
-                return overview
+                return snapshot
         snapshot = take_snapshot(self._store, self._settings.analyzed_items)
-        self._overview, self._counted = Overview(snapshot, self._settings.map_points), now
-        return self._overview
+        self._snapshot, self._counted = replace(snapshot, map_points=self._settings.map_points), now
+        return self._snapshot
 
-    def _rows(self, overview: Overview, class_name: str, center: int | None = None) -> list[int]:
+    def _rows(self, snapshot: Snapshot, class_name: str, center: int | None = None) -> list[int]:
         """The rows of a class, or of one of its centres; none if the class is not in the sample."""
-        if class_name not in overview.snapshot.sizes:
+        if class_name not in snapshot.sizes:
             raise HTTPException(404, f"no class {class_name!r} in the store")
         if center is None:
-            return list(overview.snapshot.rows_of(class_name).tolist())
-        groups = self._groups(overview, class_name)
+            return list(snapshot.rows_of(class_name).tolist())
+        groups = self._groups(snapshot, class_name)
         if center >= len(groups):
-            raise HTTPException(404, f"center = {center}: class {class_name!r} has {len(groups)} distinct centres")
+            distinct = counted(len(groups), "distinct centre")
+            raise HTTPException(404, f"center = {center}: class {class_name!r} has {distinct}")
         return groups[center].rows
 
-    def _groups(self, overview: Overview, class_name: str) -> list[CenterGroup]:
+    def _groups(self, snapshot: Snapshot, class_name: str) -> list[CenterGroup]:
         """The distinct centres of a class with the rows nearest to each; none if the class has no centres."""
         number = self._trained.get(class_name)
         if self._centers is None or number is None:
             return []
-        rows = overview.snapshot.rows_of(class_name)
-        return center_groups(overview.snapshot.vectors[rows], self._centers[number], rows.tolist())
+        rows = snapshot.rows_of(class_name)
+        return center_groups(snapshot.vectors[rows], self._centers[number], rows.tolist())
 
-    def _members(self, overview: Overview, rows: list[int]) -> list[ItemAnswer]:
+    def _members(self, snapshot: Snapshot, rows: list[int]) -> list[ItemAnswer]:
         """Items of one class, with what they are taken for."""
-        snapshot, taken_for = overview.snapshot, overview.taken_for[rows].tolist()
         answers = [self._item_answer(snapshot.items[row]) for row in rows]
-        for row, answer, label in zip(rows, answers, taken_for, strict=True):
+        for row, answer in zip(rows, answers, strict=True):
+            label = snapshot.taken_for[row]
             if label != snapshot.labels[row]:
                 answer.taken_for = snapshot.class_names[label]
         return answers
 
-    def _summary(self, overview: Overview, class_name: str) -> ClassSummary:
-        number, score = self._trained.get(class_name), overview.scores.get(class_name)
-        confused = () if score is None else score.confused[:CONFUSIONS]
+    def _summary(self, snapshot: Snapshot, class_name: str) -> ClassSummary:
+        number = self._trained.get(class_name)
+        not_sampled = ClassScore(class_name, snapshot.sizes[class_name], recall=None, confused=())
+        score = snapshot.scores.get(class_name, not_sampled)
         return ClassSummary(
             class_name=class_name,
-            items=overview.snapshot.sizes[class_name] if score is None else score.items,
-            recall=None if score is None else score.recall,
-            confused=[Confusion(class_name=name, items=count) for name, count in confused],
+            items=score.items,
+            recall=score.recall,
+            confused=[Confusion(class_name=name, items=count) for name, count in score.confused[:CONFUSIONS]],
             trained=number is not None,
             distinct_centers=None if self._distinct is None or number is None else self._distinct[number],
         )

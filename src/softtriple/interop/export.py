@@ -62,12 +62,11 @@ class _Traced(NamedTuple):
     graph: _Graph
     items: Num[Tensor, "batch ..."]
     name: str
-    dynamic: dict[int, str]
+    dynamic: dict[int, Any]
     description: str
 
 
 def _write_onnx(traced: _Traced, path: Path) -> None:
-    axes = {axis: torch.export.Dim(name) for axis, name in traced.dynamic.items()}
     program = torch.onnx.export(
         traced.graph,
         (traced.items,),
@@ -75,7 +74,7 @@ def _write_onnx(traced: _Traced, path: Path) -> None:
         opset_version=OPSET,
         input_names=[traced.name],
         output_names=["vectors"],
-        dynamic_shapes=(axes,),
+        dynamic_shapes=(traced.dynamic,),
         verbose=False,
     )
     assert program is not None
@@ -102,8 +101,7 @@ def _run_torchscript(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.nd
 
 
 def _write_torch_export(traced: _Traced, path: Path) -> None:
-    axes = {axis: torch.export.Dim(name) for axis, name in traced.dynamic.items()}
-    program = torch.export.export(traced.graph, (traced.items,), dynamic_shapes=(axes,))
+    program = torch.export.export(traced.graph, (traced.items,), dynamic_shapes=(traced.dynamic,))
     torch.export.save(program, path, extra_files={_EXTRA_FILE: traced.description})
 
 
@@ -147,15 +145,18 @@ def export_encoder(encoder: Encoder, path: Path, format: str = "onnx", *, force:
     encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
     encoder.to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # required by torch.export
     description = describe(encoder)
-    dynamic = {axis: name for axis, name in enumerate(description["input"]["shape"]) if isinstance(name, str)}
+    taken = description["input"]
+    dynamic = {axis: torch.export.Dim(name) for axis, name in enumerate(taken["shape"]) if isinstance(name, str)}
     text = json.dumps(description, ensure_ascii=False)
-    traced = _Traced(_Graph(encoder).eval(), _items(encoder, 2), description["input"]["name"], dynamic, text)
+    traced = _Traced(_Graph(encoder).eval(), _items(encoder, 2), taken["name"], dynamic, text)
     with atomic_write(path) as temporary:
         try:
             with _quiet():
                 chosen.write(traced, temporary)
                 # Batch sizes other than the traced one, which a graph may have fixed.
-                difference = max(_difference(chosen.run, temporary, traced.graph, _items(encoder, n)) for n in (1, 3))
+                batches = [_items(encoder, size) for size in (1, 3)]
+                errors = [chosen.run(temporary, batch) - traced.graph(batch).numpy() for batch in batches]
+                difference = max(float(np.abs(error).max()) for error in errors)
         except OSError:
             raise
         except Exception as error:  # each exporter and runtime has its own exceptions
@@ -235,10 +236,6 @@ def _items(encoder: Encoder, count: int) -> Num[Tensor, "batch ..."]:
         size = encoder.preprocess.eval_view.size
         return torch.randint(0, 256, (count, size, size, 3), dtype=torch.uint8, generator=generator)
     return torch.randn(count, encoder.example().shape[1], generator=generator)
-
-
-def _difference(run: Callable[[Path, Tensor], np.ndarray], path: Path, graph: _Graph, items: Tensor) -> float:
-    return float(np.abs(run(path, items) - graph(items).numpy()).max())
 
 
 def _require_onnx() -> None:

@@ -8,12 +8,12 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int, Num
+from jaxtyping import Float, Num
 from torch import Tensor, nn
 
 from softtriple.config import Config, LossConfig
@@ -104,13 +104,14 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
 
 def build_hdc_encoder(config: EncoderConfig, class_names: Sequence[str] = ()) -> Encoder:
     """The encoder with three heads on the backbone of ``config``; each head has a third of ``config.dim``."""
-    parts = _parts(config)
-    return Encoder(replace(config, backbone=module_name(parts["backbone"])), class_names, **parts)
+    backbone, head = _parts(config)
+    return Encoder(replace(config, backbone=module_name(backbone)), class_names, backbone=backbone, head=head)
 
 
 def load_hdc_encoder(folder: str | os.PathLike[str], config: EncoderConfig) -> Encoder:
     """The saved encoder that `build_hdc_encoder` made from ``config``."""
-    return Encoder.load(folder, **_parts(replace(config, pretrained=False, weights=None)))
+    backbone, head = _parts(replace(config, pretrained=False, weights=None))
+    return Encoder.load(folder, backbone=backbone, head=head)
 
 
 class Tap(NamedTuple):
@@ -184,38 +185,18 @@ def _shallow_head(tap: Tap, dim: int) -> nn.Sequential:
     )
 
 
-class _Parts(TypedDict):
-    backbone: TappedBackbone
-    head: TappedHeads
-
-
-def _parts(config: EncoderConfig) -> _Parts:
+def _parts(config: EncoderConfig) -> tuple[TappedBackbone, TappedHeads]:
     if config.dim is None or config.dim % HEADS:
         raise UserError(f"HDC has {HEADS} heads of equal width: dim = {config.dim} must be a multiple of {HEADS}")
     network = build_backbone(
         config.backbone, pretrained=config.pretrained, weights=config.weights, **config.backbone_options
     )
-    shallow = _shallow_taps(config.backbone, len(network.stage_names))
+    stages = len(network.stage_names)
+    shallow = TAPS.get(config.backbone, (stages, stages))  # without inner stages all heads see the same features
+    if config.backbone == "mlp":  # its last three depths, of which the first may be the input
+        shallow = max(stages - 2, 0), max(stages - 1, 0)
     backbone = TappedBackbone(network, shallow, config.pooling, config.in_features)
-    return {"backbone": backbone, "head": TappedHeads(backbone.taps, network.num_features, config.dim)}
-
-
-def _shallow_taps(name: str, num_stages: int) -> tuple[int, int]:
-    if name == "mlp":  # its last three depths, of which the first may be the input
-        return max(num_stages - 2, 0), max(num_stages - 1, 0)
-    return TAPS.get(name, (num_stages, num_stages))  # without inner stages all heads see the same features
-
-
-def contrastive(
-    squared: Float[Tensor, " pairs"], same: Bool[Tensor, " pairs"], margin: float, negative_factor: float
-) -> Float[Tensor, " pairs"]:
-    """Contrastive loss of each pair: its squared distance if positive, what that lacks of ``margin`` if negative."""
-    return torch.where(same, squared, negative_factor * F.relu(margin - squared))
-
-
-def hardest(hardness: Float[Tensor, " all"], pairs: Int[Tensor, " some"], share: float) -> Int[Tensor, " kept"]:
-    """The hardest ``share`` of ``pairs``, rounded up."""
-    return pairs[hardness[pairs].topk(math.ceil(share * len(pairs))).indices]
+    return backbone, TappedHeads(backbone.taps, network.num_features, config.dim)
 
 
 class HDCLoss(Loss):
@@ -274,9 +255,9 @@ class HDCLoss(Loss):
         total = embeddings.new_zeros(())
         for head, share in zip(embeddings.chunk(HEADS, dim=1), self.shares, strict=True):
             squared = squared_distances(F.normalize(head, dim=-1))[first, second]
-            losses = contrastive(squared, same, self.margin, self.negative_factor)
+            losses = torch.where(same, squared, self.negative_factor * F.relu(self.margin - squared))
             hardness = torch.where(same, squared, -squared).detach()
-            hard = [hardest(hardness, pairs, share) for pairs in kinds]
+            hard = [pairs[hardness[pairs].topk(math.ceil(share * len(pairs))).indices] for pairs in kinds]
             kept = losses[torch.cat(hard)]
             total = total + kept.sum() / (kept > 0).sum().clamp_min(1)
             if self.cascade:

@@ -8,10 +8,11 @@ fine labels of unseen items of unseen classes shows whether separate modes make 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Int
+from pydantic import TypeAdapter
+from sklearn.metrics.cluster import contingency_matrix
 from torch import Tensor
 
 from softtriple.config import Config, with_values
@@ -20,20 +21,9 @@ from softtriple.files import write_text
 from softtriple.losses.centers import MERGED, count_distinct, nearest_centers
 from softtriple.metrics import Embeddings, ami, evaluate, nmi
 from softtriple.papers.figures import draw_curves
-from softtriple.papers.runs import Study, check_settings, facts, lacking_notes, measure, nothing_ran, run_of, select
-from softtriple.papers.sheets import (
-    NOTHING,
-    Block,
-    Line,
-    Number,
-    Result,
-    Sheet,
-    as_json,
-    bars_caption,
-    number,
-    uncertainty_label,
-)
-from softtriple.papers.studies import REGULARIZED, Variant, curves, variants
+from softtriple.papers.runs import Study, make_result, run_of
+from softtriple.papers.sheets import NOTHING, Block, Line, Number, Result, as_json, bars_caption, uncertainty_label
+from softtriple.papers.studies import CENTERS_AXIS, REGULARIZED, Variant, curves, measure_variants
 from softtriple.progress import Reporter
 from softtriple.training import Run
 from softtriple.training.directory import RunDir
@@ -67,58 +57,48 @@ class Modes:
 
 def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
     """Centres against hidden classes for K = 1, 5 and 20, with and without the regulariser."""
-    chosen = select(variants(NUMBERS_OF_CENTERS, "hidden-modes"), wanted)
     if study.benchmark is not None and study.benchmark.train.fine_labels is None:
         raise UserError(f"{study.data} has no fine labels. Use --data glyphs or --data omniglot-alphabets:PATH.")
     recipe = with_values(Config(), BUDGET)
-    measured = measure(study, {name: variant.of(recipe) for name, variant in chosen.items()}, modes_of)
-    modes = {variant: measured[name].values for name, variant in chosen.items()}
+    measured, modes = measure_variants(study, wanted, NUMBERS_OF_CENTERS, recipe, modes_of, prefix="hidden-modes")
     numbers = {variant: {title: _number(values, title) for title in SHARES} for variant, values in modes.items()}
+    lines: dict[int, tuple[Line, ...]] = {}
+    for variant, values in modes.items():
+        lines[variant.k] = (*lines.get(variant.k, ()), *_lines(variant, values, numbers[variant]))
     ran = [values for values in modes.values() if values]
     hidden = f"{ran[0][0].modes_per_class:.1f} per training class, by fine labels that no loss sees" if ran else NOTHING
-    sheet = Sheet(
+    panels = {title: curves({variant: numbers[variant][title] for variant in numbers}) for title in DRAWN}
+    caption = bars_caption(n for by_title in numbers.values() for n in by_title.values())
+    return make_result(
+        study,
+        measured,
         title="Hidden modes: what centres find inside the classes",
-        facts=(*facts(study, measured), ("Hidden modes", hidden)),
         columns=("centres", *SHARES),
-        blocks=tuple(
-            Block(
-                f"K = {k}", tuple(line for v in chosen.values() if v.k == k for line in _lines(v, modes[v], numbers[v]))
-            )
-            for k in dict.fromkeys(variant.k for variant in chosen.values())
-        ),
-        notes=(
+        blocks=[Block(f"K = {k}", of_k) for k, of_k in lines.items()],
+        notes=[
             "In per cent; centres: distinct centres per class.",
             "Purity and NMI compare training items grouped by the nearest centre of their class with their fine labels."
             " K = 1 is what the class alone gives. Purity rises with the number of groups by itself; AMI in class, the"
             " agreement inside each class, is 0 for random groups of any number.",
             "R@1: unseen items of unseen classes.",
-            *lacking_notes(measured),
-        ),
-    )
-    panels = {title: curves({variant: numbers[variant][title] for variant in numbers}) for title in DRAWN}
-    caption = bars_caption(n for by_title in numbers.values() for n in by_title.values())
-    return Result(
-        sheet,
+        ],
         numbers={
             variant.name: {
-                "distinct_centers": as_json(number(mode.distinct_centers for mode in modes[variant])),
+                "distinct_centers": as_json(Number.of(mode.distinct_centers for mode in modes[variant])),
                 **{SHARES[title]: as_json(value) for title, value in by_title.items()},
             }
             for variant, by_title in numbers.items()
         },
-        figure=draw_curves(panels, xlabel="centres per class, K", caption=caption) if ran else None,
-        lacking=nothing_ran(measured),
+        figure=draw_curves(panels, xlabel=CENTERS_AXIS, caption=caption) if ran else None,
+        more_facts=(("Hidden modes", hidden),),
     )
 
 
 def modes_of(config: Config, directory: RunDir, reporter: Reporter) -> Modes:
     """What the centres of a run find, computed once; the run is trained first if it is not finished."""
     file = directory.path / "hidden-modes.json"
-    if file.exists():
-        check_settings(config, directory)
-        values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        intervals: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("fine_interval", "class_interval")}
-        return Modes(**values, **intervals)
+    if file.exists() and directory.report_file.exists():
+        return TypeAdapter(Modes).validate_json(file.read_bytes())
     modes = find_modes(run_of(config, directory, reporter))
     write_text(file, json.dumps(asdict(modes), indent=2) + "\n")
     return modes
@@ -154,11 +134,7 @@ def purity(fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:
         >>> purity(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 5, 7]))
         0.75
     """
-    pairs, counts = torch.unique(torch.stack([groups, fine], dim=1), dim=0, return_counts=True)
-    largest: dict[int, int] = {}
-    for group, count in zip(pairs[:, 0].tolist(), counts.tolist(), strict=True):
-        largest[group] = max(largest.get(group, 0), count)
-    return sum(largest.values()) / len(fine)
+    return int(contingency_matrix(groups, fine).max(axis=1).sum()) / len(fine)
 
 
 def ami_in_class(labels: Int[Tensor, " items"], fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:
@@ -182,7 +158,7 @@ def _number(values: Sequence[Modes], title: str) -> Number | None:
     interval = None
     if len(values) == 1 and title.startswith("R@1"):
         interval = values[0].fine_interval if title == "R@1 fine" else values[0].class_interval
-    return number((getattr(modes, SHARES[title]) for modes in values), interval)
+    return Number.of((getattr(modes, SHARES[title]) for modes in values), interval)
 
 
 def _lines(variant: Variant, values: Sequence[Modes], numbers: dict[str, Number | None]) -> tuple[Line, ...]:

@@ -84,7 +84,19 @@ def reproduce(
         data = write_toy_set(out / "toy.npz")
     if data is None:
         raise UserError(f"{target} needs --data, such as --data cub:PATH or --data glyphs")
-    study = _study(data, out, seeds, protocol, tuple(settings), reporter)
+    benchmark, lacking = _load(data, settings, out)
+    protocol = choose_protocol(data, benchmark, protocol, on_gpu=torch.cuda.is_available())
+    study = Study(
+        data=data,
+        out=out,
+        reporter=reporter,
+        seeds=seeds,
+        protocol=protocol,
+        settings=tuple(settings),
+        benchmark=benchmark,
+        lacking=lacking,
+        advice=". Pass the file with --set model.weights=FILE, or use --protocol head." if protocol == "full" else "",
+    )
     result = TARGETS[target].make(study, rows)
     files = write_result(result, out, target)
     if result.lacking:
@@ -114,29 +126,13 @@ def _check_settings(target: str, settings: Sequence[str]) -> None:
             raise UserError(f"--set {setting}: the rows of {target} differ in {name}; choose rows with --rows")
 
 
-def _study(
-    data: str, out: Path, seeds: int, protocol: str | None, settings: tuple[str, ...], reporter: Reporter
-) -> Study:
-    benchmark, lacking = None, ""
+def _load(data: str, settings: Sequence[str], out: Path) -> tuple[Benchmark | None, str]:
+    """The data, or why they are missing: there are still the published numbers and the runs that are finished."""
     try:
-        benchmark = as_benchmark(with_settings(Config(dataset=data), settings))
+        return as_benchmark(with_settings(Config(dataset=data), settings)), ""
     except UserError as error:
-        # Without the data there are still the published numbers and the runs that are finished.
         sources = {table.data.name: table.data.source for table in read_published().values()}
         source = sources.get(data.partition(":")[0])
         if source is None and not any(out.glob("*/seed-*/report.json")):
             raise
-        lacking = f"{error}{f' (available from {source})' if source else ''}"
-    protocol = choose_protocol(data, benchmark, protocol, on_gpu=torch.cuda.is_available())
-    advice = ". Pass the file with --set model.weights=FILE, or use --protocol head." if protocol == "full" else ""
-    return Study(
-        data=data,
-        out=out,
-        reporter=reporter,
-        seeds=seeds,
-        protocol=protocol,
-        settings=settings,
-        benchmark=benchmark,
-        lacking=lacking,
-        advice=advice,
-    )
+        return None, f"{error}{f' (available from {source})' if source else ''}"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from matplotlib.figure import Figure
+
 from softtriple.config import Config, with_settings, with_values
 from softtriple.data import Benchmark, absolute_spec
 from softtriple.errors import UserError, did_you_mean
@@ -13,8 +15,8 @@ from softtriple.metrics import Report
 from softtriple.models.description import read_description
 from softtriple.papers.hdc import train_hdc
 from softtriple.papers.recipes import PROTOCOLS
-from softtriple.papers.sheets import Facts
-from softtriple.progress import Reporter
+from softtriple.papers.sheets import Block, Facts, Result, Sheet
+from softtriple.progress import Reporter, counted
 from softtriple.report.page import describe_trainable
 from softtriple.training import Run, train
 from softtriple.training.auto import starts_from_weights
@@ -60,7 +62,8 @@ def measure(
 ) -> dict[str, Measured[T]]:
     """What ``look`` returns for every row and seed; a row that cannot be run gets a reason instead.
 
-    All rows use the same data and backbone, so a file or package that is missing for one is not asked for again.
+    A finished run with other settings is not looked at. All rows use the same data and backbone, so a file or package
+    that is missing for one is not asked for again.
     """
     measured, lacking = {}, study.lacking
     for row, recipe in recipes.items():
@@ -68,12 +71,16 @@ def measure(
         reason = ""
         for seed in range(study.seeds):
             directory = study.directory(row, seed)
-            if lacking and not directory.report_file.exists():
+            finished = directory.report_file.exists()
+            if lacking and not finished:
                 reason = lacking
                 break
             study.reporter.note(f"\n{row}, seed {seed}")
             try:
-                values.append(look(study.config(recipe, seed), directory, study.reporter))
+                config = study.config(recipe, seed)
+                if finished and (changed := departures(config, directory.read_config())):
+                    raise UserError(f"{directory.path}: this run has {'; '.join(changed)}. Choose another --out.")
+                values.append(look(config, directory, study.reporter))
             except (FileNotFoundError, ImportError) as error:
                 lacking = reason = f"{error}{study.advice}"
             except (UserError, OSError, FloatingPointError) as error:
@@ -102,7 +109,6 @@ def select(rows: Mapping[str, T], wanted: Sequence[str] | None) -> dict[str, T]:
 def report_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
     """The report of a run, which is trained first if it is not finished."""
     if directory.report_file.exists():
-        check_settings(config, directory)
         return directory.read_report(directory.report_file.name)
     if config.loss.name == "hdc":
         return train_hdc(config, directory, reporter).report
@@ -112,15 +118,8 @@ def report_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
 def run_of(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     """A finished run: loaded, or trained first."""
     if directory.report_file.exists():
-        check_settings(config, directory)
         return Run.load(directory.path, reporter=reporter)
     return train(config.dataset, out=directory.path, config=config, resume=True, reporter=reporter)
-
-
-def check_settings(config: Config, directory: RunDir) -> None:
-    """UserError if the finished run in ``directory`` was made with other settings than ``config``."""
-    if changed := departures(config, directory.read_config()):
-        raise UserError(f"{directory.path}: this run has {'; '.join(changed)}. Choose another --out.")
 
 
 def departures(asked: Config, used: Config) -> list[str]:
@@ -150,6 +149,30 @@ def lacking_notes(measured: Mapping[str, Measured[Any]]) -> list[str]:
     return [f"Not run, or not with every seed: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
+def make_result(
+    study: Study,
+    measured: Mapping[str, Measured[Any]],
+    *,
+    title: str,
+    columns: Sequence[str],
+    blocks: Sequence[Block],
+    notes: Sequence[str],
+    numbers: dict[str, Any],
+    figure: Figure | None = None,
+    data: str = "",
+    more_facts: Facts = (),
+) -> Result:
+    """The result of a target, with how it was run and which rows are missing."""
+    sheet = Sheet(
+        title=title,
+        facts=(*facts(study, measured, data), *more_facts),
+        columns=tuple(columns),
+        blocks=tuple(blocks),
+        notes=(*notes, *lacking_notes(measured)),
+    )
+    return Result(sheet, numbers, figure, lacking=nothing_ran(measured))
+
+
 def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -> Facts:
     """What was run, from the first finished row: the rows differ in their loss only."""
     notes = () if study.benchmark is None else study.benchmark.notes
@@ -165,7 +188,7 @@ def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -
     )
     trained = describe_trainable(model.trainable)
     if model.trainable != "all":
-        trained += f", on cached features of {training.views} views per item"
+        trained += f", on cached features of {counted(training.views, 'view')} per item"
     seeds = "seed 0" if study.seeds == 1 else f"seeds 0 to {study.seeds - 1}"
     lowered = decay(training.schedule, training.milestones)
     rates = f"learning rate {training.lr:g}, of centres {training.center_lr:g}, {lowered}"

@@ -1,7 +1,7 @@
 """A sheet: a table with facts on how it was made, as plain text, Markdown and a self-contained HTML page."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from softtriple.report.templating import data_url, render
 Facts = tuple[tuple[str, str], ...]
 
 NOTHING = "–"
-MINUS = "\N{MINUS SIGN}"
 INTERVAL = "95 % interval"
 
 
@@ -26,6 +25,16 @@ class Number(NamedTuple):
     spread: float | None = None
     interval: tuple[float, float] | None = None
     values: tuple[float, ...] = ()  # one per seed
+
+    @classmethod
+    def of(cls, values: Iterable[float | None], interval: tuple[float, float] | None = None) -> "Number | None":
+        """The number made of one value per seed; ``interval`` belongs to a single value. None if there is no value."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        if len(known) == 1:
+            return cls(known[0], interval=interval, values=(known[0],))
+        return cls(statistics.mean(known), statistics.stdev(known), values=tuple(known))
 
     @property
     def percent(self) -> str:
@@ -48,16 +57,6 @@ class Number(NamedTuple):
         if self.interval is not None:
             return self.mean - self.interval[0], self.interval[1] - self.mean
         return self.spread or 0.0, self.spread or 0.0
-
-
-def number(values: Iterable[float | None], interval: tuple[float, float] | None = None) -> Number | None:
-    """The number made of one value per seed; ``interval`` belongs to a single value. None if there is no value."""
-    known = [value for value in values if value is not None]
-    if not known:
-        return None
-    if len(known) == 1:
-        return Number(known[0], interval=interval, values=(known[0],))
-    return Number(statistics.mean(known), statistics.stdev(known), values=tuple(known))
 
 
 def uncertainty_label(numbers: Iterable[Number | None]) -> str:
@@ -119,19 +118,14 @@ class Result:
 
 def write_result(result: Result, out: Path, name: str) -> tuple[Path, ...]:
     """Write ``name``.md and ``name``.html to ``out``, and the figure as SVG and PNG; returns the files."""
-    out.mkdir(parents=True, exist_ok=True)
-    paths = {kind: out / f"{name}.{kind}" for kind in ("md", "html", "svg", "png")}
-    if result.figure is None:
-        write_text(paths["md"], to_markdown(result.sheet))
-        write_text(paths["html"], to_html(result.sheet))
-        return paths["md"], paths["html"]
-    drawing = svg(result.figure)
-    for kind, content in (("svg", drawing), ("png", png(result.figure))):
-        with atomic_write(paths[kind]) as temporary:
+    drawn = {} if result.figure is None else {f"{name}.svg": svg(result.figure), f"{name}.png": png(result.figure)}
+    for file, content in drawn.items():
+        with atomic_write(out / file) as temporary:
             temporary.write_bytes(content)
-    write_text(paths["md"], to_markdown(result.sheet, [paths["svg"].name]))
-    write_text(paths["html"], to_html(result.sheet, [drawing]))
-    return tuple(paths.values())
+    picture = f"{name}.svg" if drawn else None
+    write_text(out / f"{name}.md", to_markdown(result.sheet, picture))
+    write_text(out / f"{name}.html", to_html(result.sheet, drawn.get(f"{name}.svg")))
+    return tuple(out / file for file in (f"{name}.md", f"{name}.html", *drawn))
 
 
 def to_text(sheet: Sheet) -> str:
@@ -153,8 +147,8 @@ def to_text(sheet: Sheet) -> str:
     return "\n".join([sheet.title, "", *facts, "", *table, *([""] if sheet.notes else []), *sheet.notes])
 
 
-def to_markdown(sheet: Sheet, pictures: Sequence[str] = ()) -> str:
-    """The sheet for a repository; ``pictures`` are names of files beside it."""
+def to_markdown(sheet: Sheet, picture: str | None = None) -> str:
+    """The sheet for a repository; ``picture`` is the name of a file beside it."""
     lines = [f"# {_escape_markdown(sheet.title)}", ""]
     lines += [f"- {name}: {_escape_markdown(value)}" for name, value in sheet.facts]
     lines += ["", f"| | | {' | '.join(sheet.columns)} |", f"|---|---|{'---:|' * len(sheet.columns)}"]
@@ -165,15 +159,15 @@ def to_markdown(sheet: Sheet, pictures: Sequence[str] = ()) -> str:
             lines.append(f"| {title} | {line.label} | {' | '.join(cells)} |")
     for note in sheet.notes:
         lines += ["", _escape_markdown(note)]
-    for name in pictures:
-        lines += ["", f"![{_escape_markdown(sheet.title)}]({name})"]
+    if picture is not None:
+        lines += ["", f"![{_escape_markdown(sheet.title)}]({picture})"]
     return "\n".join(lines).encode("utf-8", "replace").decode("utf-8") + "\n"
 
 
-def to_html(sheet: Sheet, pictures: Sequence[bytes] = ()) -> str:
-    """The sheet as a page that needs no other file; ``pictures`` are contents of SVG files."""
-    urls = [data_url(picture, "image/svg+xml") for picture in pictures]
-    return render("sheet.html", title=sheet.title, facts=sheet.facts, sheet=sheet, pictures=urls)
+def to_html(sheet: Sheet, drawing: bytes | None = None) -> str:
+    """The sheet as a page that needs no other file; ``drawing`` is the content of an SVG file."""
+    picture = None if drawing is None else data_url(drawing, "image/svg+xml")
+    return render("sheet.html", title=sheet.title, facts=sheet.facts, sheet=sheet, picture=picture)
 
 
 def _escape_markdown(text: str) -> str:

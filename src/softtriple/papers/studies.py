@@ -5,10 +5,10 @@ the plane, the two of one class opposite each other, and the encoder is an affin
 modes of one class together only by bringing all of them together. So one centre cannot represent a class, and two can.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch.nn.functional as F
@@ -17,31 +17,24 @@ from softtriple.config import Config, with_values
 from softtriple.data import VectorFile, write_vectors
 from softtriple.data.sampling import stream
 from softtriple.losses.centers import MERGED, count_distinct
-from softtriple.metrics import Report
 from softtriple.papers.figures import Circle, draw_circles, draw_curves, draw_queries
 from softtriple.papers.published import read_published
 from softtriple.papers.recipes import recipe, softtriple_recipe
-from softtriple.papers.runs import Study, facts, lacking_notes, measure, nothing_ran, report_of, run_of, select
-from softtriple.papers.sheets import (
-    Block,
-    Line,
-    Number,
-    Result,
-    Sheet,
-    as_json,
-    bars_caption,
-    number,
-    uncertainty_label,
-)
+from softtriple.papers.runs import Measured, Study, make_result, measure, report_of, run_of, select
+from softtriple.papers.sheets import Block, Line, Number, Result, as_json, bars_caption, uncertainty_label
+from softtriple.papers.tables import metric_number
 from softtriple.progress import Reporter
 from softtriple.report.charts import draw_centers
 from softtriple.report.pictures import Query, example_queries
 from softtriple.training.directory import RunDir
 
+T = TypeVar("T")
+
 # Number of centres, with and without the regulariser (tau = 0)
 
 MOST_CENTERS = 20
 NUMBERS_OF_CENTERS = (1, 2, 5, 10, 20)
+CENTERS_AXIS = "centres per class, K"
 REGULARIZED = {True: "with regulariser", False: "without regulariser"}
 
 
@@ -62,12 +55,24 @@ class Variant(NamedTuple):
         return with_values(recipe, values if self.regularized else values | {"loss.options.tau": 0.0})
 
 
-def variants(numbers_of_centers: Sequence[int], prefix: str) -> dict[str, Variant]:
-    """Every number of centres with and without the regulariser, which has no effect on a single centre."""
-    made = [
-        Variant(k, regularized) for k in numbers_of_centers for regularized in (True, False) if k > 1 or regularized
-    ]
-    return {f"{prefix}_{variant.name}": variant for variant in made}
+def measure_variants(
+    study: Study,
+    wanted: Sequence[str] | None,
+    numbers_of_centers: Sequence[int],
+    recipe: Config,
+    look: Callable[[Config, RunDir, Reporter], T],
+    *,
+    prefix: str = "softtriple",
+) -> tuple[dict[str, Measured[T]], dict[Variant, tuple[T, ...]]]:
+    """What ``look`` returns for the ``wanted`` numbers of centres with and without the regulariser: by row, by variant.
+
+    The regulariser has no effect on a single centre, so that is run once.
+    """
+    variants = [Variant(k, regularized) for k in numbers_of_centers for regularized in (True, False)]
+    rows = {f"{prefix}_{variant.name}": variant for variant in variants if variant.k > 1 or variant.regularized}
+    chosen = select(rows, wanted)
+    measured = measure(study, {name: variant.of(recipe) for name, variant in chosen.items()}, look)
+    return measured, {variant: measured[name].values for name, variant in chosen.items()}
 
 
 def curves(numbers: Mapping[Variant, Number | None]) -> dict[str, dict[int, Number]]:
@@ -81,36 +86,26 @@ def curves(numbers: Mapping[Variant, Number | None]) -> dict[str, dict[int, Numb
 
 def make_centers(study: Study, wanted: Sequence[str] | None) -> Result:
     """Distinct centres of each class after training with twenty."""
-    chosen = select(variants([MOST_CENTERS], "softtriple"), wanted)
-    measured = measure(study, {name: variant.of(softtriple_recipe()) for name, variant in chosen.items()}, distinct_of)
+    measured, distinct = measure_variants(study, wanted, [MOST_CENTERS], softtriple_recipe(), distinct_of)
     # All seeds have the same classes, so the counts of a class have a mean.
-    counts = {
-        REGULARIZED[variant.regularized]: np.mean(measured[name].values, axis=0)
-        for name, variant in chosen.items()
-        if measured[name].values
-    }
+    counts = {REGULARIZED[v.regularized]: np.mean(seeds, axis=0) for v, seeds in distinct.items() if seeds}
     lines = tuple(
         Line(title, (f"{count.mean():.1f}", f"{count.min():.1f}–{count.max():.1f}", f"{np.median(count):.1f}"))
         for title, count in counts.items()
     )
-    sheet = Sheet(
+    panels = {title: count.tolist() for title, count in counts.items()}
+    return make_result(
+        study,
+        measured,
         title=f"Distinct centres per class, of {MOST_CENTERS}",
-        facts=facts(study, measured),
         columns=("mean", "range", "median"),
-        blocks=(Block(f"K = {MOST_CENTERS}", lines),) if lines else (),
-        notes=(
+        blocks=[Block(f"K = {MOST_CENTERS}", lines)] if lines else [],
+        notes=[
             f"Centres within {MERGED} of each other on the unit sphere count as one. Mean, range and median are over"
             " classes; the count of a class is its mean over seeds.",
-            *lacking_notes(measured),
-        ),
-    )
-    return Result(
-        sheet,
-        numbers={variant.name: measured[name].values for name, variant in chosen.items()},
-        figure=draw_centers({title: count.tolist() for title, count in counts.items()}, MOST_CENTERS)
-        if counts
-        else None,
-        lacking=nothing_ran(measured),
+        ],
+        numbers={variant.name: seeds for variant, seeds in distinct.items()},
+        figure=draw_centers(panels, MOST_CENTERS) if panels else None,
     )
 
 
@@ -123,36 +118,23 @@ def distinct_of(config: Config, directory: RunDir, reporter: Reporter) -> tuple[
 
 def make_recall_by_k(study: Study, wanted: Sequence[str] | None) -> Result:
     """R@1 for K = 1 to 20."""
-    chosen = select(variants(NUMBERS_OF_CENTERS, "softtriple"), wanted)
-    measured = measure(study, {name: variant.of(softtriple_recipe()) for name, variant in chosen.items()}, report_of)
-    recalls = {variant: _recall(measured[name].values) for name, variant in chosen.items()}
-    sheet = Sheet(
+    measured, reports = measure_variants(study, wanted, NUMBERS_OF_CENTERS, softtriple_recipe(), report_of)
+    recalls = {variant: metric_number(seeds, "R@1") for variant, seeds in reports.items()}
+    lines = {
+        title: tuple(Line(f"K = {k}", (value.percent, value.uncertainty)) for k, value in sorted(by_k.items()))
+        for title, by_k in curves(recalls).items()
+    }
+    panels, caption = {"R@1": curves(recalls)}, bars_caption(recalls.values())
+    return make_result(
+        study,
+        measured,
         title="R@1 of SoftTriple by the number of centres per class",
-        facts=facts(study, measured),
         columns=("R@1", uncertainty_label(recalls.values())),
-        blocks=tuple(
-            Block(
-                title, tuple(Line(f"K = {k}", (value.percent, value.uncertainty)) for k, value in sorted(by_k.items()))
-            )
-            for title, by_k in curves(recalls).items()
-        ),
-        notes=("R@1 in per cent. The regulariser has no effect on K = 1, which is run once.", *lacking_notes(measured)),
-    )
-    figure = draw_curves(
-        {"R@1": curves(recalls)}, xlabel="centres per class, K", caption=bars_caption(recalls.values())
-    )
-    nothing = nothing_ran(measured)
-    return Result(
-        sheet,
+        blocks=[Block(title, by_k) for title, by_k in lines.items()],
+        notes=["R@1 in per cent. The regulariser has no effect on K = 1, which is run once."],
         numbers={variant.name: as_json(value) for variant, value in recalls.items()},
-        figure=None if nothing else figure,
-        lacking=nothing,
+        figure=draw_curves(panels, xlabel=CENTERS_AXIS, caption=caption) if any(recalls.values()) else None,
     )
-
-
-def _recall(reports: Sequence[Report]) -> Number | None:
-    interval = reports[0].intervals.get("recall@1") if reports else None
-    return number((report.recall.get(1) for report in reports), interval)
 
 
 # Retrieved examples
@@ -168,19 +150,19 @@ def make_retrieved(study: Study, wanted: Sequence[str] | None) -> Result:
     measured = measure(study, {name: recipe(table, row) for name, row in chosen.items()}, queries_of)
     answers = {row.method: measured[name].values[0] for name, row in chosen.items() if measured[name].values}
     correct = {method: _share_correct(queries) for method, queries in answers.items()}
-    sheet = Sheet(
+    return make_result(
+        study,
+        measured,
         title="Retrieved examples",
-        facts=facts(study, measured),
         columns=("of the query's class",),
-        blocks=tuple(Block(method, (Line("neighbours shown", (share,)),)) for method, share in correct.items()),
-        notes=(
+        blocks=[Block(method, (Line("neighbours shown", (share,)),)) for method, share in correct.items()],
+        notes=[
             f"{NUM_QUERIES} random test items, the same for both methods, and their {NUM_NEIGHBORS} nearest neighbours,"
             " most similar first. A red box with a cross marks a class other than the query's.",
-            *lacking_notes(measured),
-        ),
+        ],
+        numbers=dict(correct),
+        figure=draw_queries(answers) if answers else None,
     )
-    figure = draw_queries(answers) if answers else None
-    return Result(sheet, numbers=dict(correct), figure=figure, lacking=nothing_ran(measured))
 
 
 def queries_of(config: Config, directory: RunDir, reporter: Reporter) -> tuple[Query, ...]:
@@ -232,30 +214,26 @@ def make_illustration(study: Study, wanted: Sequence[str] | None) -> Result:
     recipes = {name: with_values(Config(), {**TOY_RECIPE, **settings}) for name, (_, settings) in chosen.items()}
     measured = measure(study, recipes, circle_of)
     circles = {name: measured[name].values[0] for name in chosen if measured[name].values}
-    data = f"toy set of {NUM_CLASSES} classes with two modes, {2 * ITEMS_PER_MODE} points each, half for training"
-    sheet = Sheet(
-        title=f"{NUM_CLASSES} classes of two modes each, in two dimensions",
-        facts=facts(study, measured, data),
-        columns=("accuracy", "R@1"),
-        blocks=tuple(
-            Block(METHODS[name][0], (Line("unseen items, per cent", (f"{100 * a:.1f}", f"{100 * r:.1f}")),))
-            for name, (_, a, r) in circles.items()
-        ),
-        notes=(
-            "Arrows are centres. Items are drawn outside the circle, each class on its own ring.",
-            "The toy set is built so that one centre per class cannot work. It illustrates why; it is no benchmark.",
-            *lacking_notes(measured),
-        ),
-    )
     panels = [
         replace(circle, title=f"{METHODS[name][0]}\naccuracy {100 * accuracy:.0f} %")
         for name, (circle, accuracy, _) in circles.items()
     ]
-    return Result(
-        sheet,
+    return make_result(
+        study,
+        measured,
+        data=f"toy set of {NUM_CLASSES} classes with two modes, {2 * ITEMS_PER_MODE} points each, half for training",
+        title=f"{NUM_CLASSES} classes of two modes each, in two dimensions",
+        columns=("accuracy", "R@1"),
+        blocks=[
+            Block(METHODS[name][0], (Line("unseen items, per cent", (f"{100 * a:.1f}", f"{100 * r:.1f}")),))
+            for name, (_, a, r) in circles.items()
+        ],
+        notes=[
+            "Arrows are centres. Items are drawn outside the circle, each class on its own ring.",
+            "The toy set is built so that one centre per class cannot work. It illustrates why; it is no benchmark.",
+        ],
         numbers={name: {"accuracy": a, "recall@1": r} for name, (_, a, r) in circles.items()},
         figure=draw_circles(panels) if panels else None,
-        lacking=nothing_ran(measured),
     )
 
 

@@ -2,36 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from softtriple.config import Config
 from softtriple.metrics import Report
 from softtriple.papers.published import PublishedRow, PublishedTable
 from softtriple.papers.recipes import recipe
-from softtriple.papers.runs import (
-    Measured,
-    Study,
-    departures,
-    facts,
-    lacking_notes,
-    measure,
-    nothing_ran,
-    report_of,
-    select,
-)
-from softtriple.papers.sheets import (
-    MINUS,
-    NOTHING,
-    Block,
-    Facts,
-    Line,
-    Number,
-    Result,
-    Sheet,
-    as_json,
-    number,
-    uncertainty_label,
-)
+from softtriple.papers.runs import Study, departures, make_result, measure, report_of, select
+from softtriple.papers.sheets import NOTHING, Block, Facts, Line, Number, Result, as_json, uncertainty_label
 
 PAPER = (
     "bn-inception with ImageNet weights, 224 pixels, all layers, 50 epochs; rows above SoftMax_norm as reported by the"
@@ -47,29 +24,42 @@ def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None
     chosen = select({row.name: recipe(table, row) for row in table.rows}, wanted)
     measured = measure(study, chosen, report_of)
     columns = (*table.columns, *UNPUBLISHED)
-    ours = {name: {column: _number(row.values, column) for column in columns} for name, row in measured.items()}
-    sheet = Sheet(
+    ours = {name: {column: metric_number(row.values, column) for column in columns} for name, row in measured.items()}
+    return make_result(
+        study,
+        measured,
         title=f"Table {table.name.removeprefix('table')}: {table.caption}",
-        facts=(
-            *facts(study, measured),
+        columns=columns,
+        blocks=[_block(row, ours.get(row.name)) for row in table.rows],
+        notes=(
+            "In per cent. ± is the standard deviation over seeds; intervals are over the choice of test classes.",
+            *(f"{row.method}: {row.note}." for row in table.rows if row.note),
+        ),
+        numbers={
+            row.name: {
+                "published": dict(zip(table.columns, row.values, strict=True)),
+                "ours": {column: as_json(value) for column, value in ours[row.name].items()},
+                "lacking": measured[row.name].lacking,
+            }
+            for row in table.rows
+            if row.name in ours
+        },
+        more_facts=(
             ("Published", PAPER),
             *_departures(study, table, {name: chosen[name] for name, row in measured.items() if row.values}),
         ),
-        columns=columns,
-        blocks=tuple(_block(row, ours.get(row.name)) for row in table.rows),
-        notes=_notes(table, measured),
     )
-    return Result(sheet, numbers=_as_json(table, ours, measured), lacking=nothing_ran(measured))
 
 
-def _number(reports: Sequence[Report], column: str) -> Number | None:
+def metric_number(reports: Sequence[Report], column: str) -> Number | None:
+    """The metric of a column of the tables, from the report of each seed; None if there is no report with it."""
     if column == "NMI":
-        return number(report.nmi for report in reports)
+        return Number.of(report.nmi for report in reports)
     intervals = reports[0].intervals if reports else {}
     if column == "MAP@R":
-        return number((report.map_at_r for report in reports), intervals.get("map_at_r"))
+        return Number.of((report.map_at_r for report in reports), intervals.get("map_at_r"))
     k = int(column.removeprefix("R@"))
-    return number((report.recall.get(k) for report in reports), intervals.get(f"recall@{k}"))
+    return Number.of((report.recall.get(k) for report in reports), intervals.get(f"recall@{k}"))
 
 
 def _block(row: PublishedRow, ours: Mapping[str, Number | None] | None) -> Block:
@@ -90,7 +80,7 @@ def _difference(ours: Number | None, published: float | None) -> str:
     if ours is None or published is None:
         return NOTHING
     # Of the rounded numbers, so that a reader who subtracts gets the same.
-    return f"{float(ours.percent) - published:+.1f}".replace("-", MINUS)
+    return f"{float(ours.percent) - published:+.1f}".replace("-", "−")
 
 
 def _departures(study: Study, table: PublishedTable, ran: Mapping[str, Config]) -> Facts:
@@ -103,23 +93,3 @@ def _departures(study: Study, table: PublishedTable, ran: Mapping[str, Config]) 
         used = study.directory(name, 0).read_config()
         changed += [text for text in departures(asked, used) if not text.startswith(UNCOMPARED)]
     return (("Not the paper's", "; ".join(dict.fromkeys(changed))),) if changed else ()
-
-
-def _notes(table: PublishedTable, measured: Mapping[str, Measured[Report]]) -> tuple[str, ...]:
-    notes = ["In per cent. ± is the standard deviation over seeds; intervals are over the choice of test classes."]
-    notes += [f"{row.method}: {row.note}." for row in table.rows if row.note]
-    return (*notes, *lacking_notes(measured))
-
-
-def _as_json(
-    table: PublishedTable, ours: Mapping[str, Mapping[str, Number | None]], measured: Mapping[str, Measured[Report]]
-) -> dict[str, Any]:
-    return {
-        row.name: {
-            "published": dict(zip(table.columns, row.values, strict=True)),
-            "ours": {column: as_json(value) for column, value in ours[row.name].items()},
-            "lacking": measured[row.name].lacking,
-        }
-        for row in table.rows
-        if row.name in ours
-    }

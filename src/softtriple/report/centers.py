@@ -7,7 +7,7 @@ from pathlib import Path
 from softtriple.errors import UserError
 from softtriple.files import atomic_write
 from softtriple.losses.centers import MERGED, count_distinct
-from softtriple.progress import one_line
+from softtriple.progress import counted, one_line
 from softtriple.report.charts import draw_centers, png, svg
 from softtriple.training import Run
 
@@ -43,9 +43,8 @@ def text(counts: CenterCounts) -> str:
     lines += [f"{name:<{width}}  {count:>3}  {'●' * count}" for name, count in shown]
     by_count = sorted(Counter(counts.distinct.values()).items(), reverse=True)
     shares = ", ".join(f"{count} in {classes}" for count, classes in by_count)
-    lines.append(
-        f"\n{len(counts.distinct)} classes, {counts.mean:.1f} of {counts.most} centres distinct on average: {shares}"
-    )
+    classes = counted(len(counts.distinct), "class", "classes")
+    lines.append(f"\n{classes}, {counts.mean:.1f} of {counts.most} centres distinct on average: {shares}")
     return "\n".join(lines)
 
 
@@ -54,6 +53,6 @@ def draw(counts: CenterCounts, file: Path) -> None:
     writers = {".svg": svg, ".png": png}
     if file.suffix not in writers:
         raise UserError(f"{file}: unknown image format {file.suffix!r}; use .svg or .png")
-    title, distinct = f"{len(counts.distinct)} classes", [float(count) for count in counts.distinct.values()]
+    panel = {counted(len(counts.distinct), "class", "classes"): [float(count) for count in counts.distinct.values()]}
     with atomic_write(file) as temporary:
-        temporary.write_bytes(writers[file.suffix](draw_centers({title: distinct}, counts.most)))
+        temporary.write_bytes(writers[file.suffix](draw_centers(panel, counts.most)))

@@ -3,6 +3,7 @@
 import base64
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from io import BytesIO
@@ -14,6 +15,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+
+from softtriple.progress import counted
 
 # Okabe and Ito's colours, which colour-blind people tell apart and which show on white and on black. Dashes, markers
 # and crosses carry the same information without colour.
@@ -80,7 +83,7 @@ def line_sample(place: int) -> Markup:
 
 def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> Markup:
     """How many classes have 1 to ``most`` distinct centres, in the colour of the method at ``place``."""
-    sizes, classes = np.unique(distinct_centers, return_counts=True)
+    sizes, classes = zip(*sorted(Counter(distinct_centers).items()), strict=True)
     with matplotlib.rc_context(_ON_PAGE):
         figure = Figure(figsize=_INCHES, layout="constrained")
         axes = figure.add_subplot(xlabel="distinct centres", ylabel="classes", xlim=(0.4, most + 0.6))
@@ -89,7 +92,9 @@ def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> 
         bars = axes.bar(sizes, classes, color=line_style(place)[0])
         axes.bar_label(bars, padding=2)
         axes.margins(y=0.12)
-        words = ", ".join(f"{size} in {count} classes" for size, count in zip(sizes, classes, strict=True))
+        words = ", ".join(
+            f"{size} in {counted(count, 'class', 'classes')}" for size, count in zip(sizes, classes, strict=True)
+        )
         return _element(figure, f"centers-{place}", f"Distinct centres: {words}")
 
 

@@ -12,6 +12,7 @@ from softtriple.errors import UserError
 from softtriple.files import write_text
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.metrics import Difference, Report, difference_intervals
+from softtriple.progress import counted
 from softtriple.report.charts import center_histogram, line_sample, loss_curves, recall_curves
 from softtriple.report.pictures import ClassCenters, Query, center_examples, example_queries
 from softtriple.report.templating import render
@@ -21,7 +22,6 @@ from softtriple.training.baseline import verdict
 NUM_QUERIES, NUM_NEIGHBORS = 8, 4
 HELD_OUT = "validation_recall@1"  # of a log entry
 NUM_HARDEST = 10
-INCOMPLETE = " Incomplete benchmark: some of its items are missing, so do not compare with published numbers."
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def write_page(
         facts=(
             ("Data", "; ".join(benchmark.notes) or benchmark.name),
             ("Encoder", f"{model.backbone}, {model.dim} dimensions, trained: {describe_trainable(model.trainable)}"),
-            ("Training", f"{train.epochs} epochs, batch size {train.batch_size}, seed {train.seed}"),
+            ("Training", f"epochs: {train.epochs}, batch size {train.batch_size}, seed {train.seed}"),
             ("Command", command),
             *facts,
         ),
@@ -92,20 +92,22 @@ def describe_trainable(part: str) -> str:
     """The part of the network that ``model.trainable`` names, in words.
 
     Example:
-        >>> describe_trainable("all"), describe_trainable("head"), describe_trainable("last:2")
-        ('all layers', 'head only', 'head and last 2 stages')
+        >>> describe_trainable("all"), describe_trainable("last:1"), describe_trainable("last:2")
+        ('all layers', 'head and last stage', 'head and last 2 stages')
     """
-    return {"all": "all layers", "head": "head only"}.get(part) or f"head and last {part.removeprefix('last:')} stages"
+    text = {"all": "all layers", "head": "head only", "lora": "head and LoRA adapters", "last:1": "head and last stage"}
+    return text.get(part) or f"head and last {part.removeprefix('last:')} stages"
 
 
 def render_page(page: Page) -> str:
     """The page as HTML."""
+    verdicts, metrics = _metrics(page.methods)
     return render(
         "report.html",
         title=page.title,
         facts=page.facts,
-        comparison=_comparison(page.methods),
-        metrics=_metrics(page.methods),
+        verdicts=verdicts,
+        metrics=metrics,
         charts=_charts(page.methods),
         examples=_examples(page.methods),
         with_centers=[method for method in page.methods if method.classes],
@@ -155,43 +157,51 @@ class Table(NamedTuple):
     rows: list[tuple[str, list[Cell]]]
 
 
-class Comparison(NamedTuple):
-    """Untrained embeddings beside trained ones, and a sentence for each method on what training changed."""
+def _metrics(methods: Sequence[Method]) -> tuple[list[str], Table]:
+    """A sentence for each method on what training changed, and a table of all metrics.
 
-    verdicts: list[str]
-    table: Table
-
-
-def _comparison(methods: Sequence[Method]) -> Comparison | None:
-    """None if the first method has no baseline, as runs of version 0.1."""
-    baselines = methods[0].baselines
-    if not baselines:
-        return None
-    name, baseline = next(iter(baselines.items()))
-    reports = [method.report for method in methods]
-    columns, verdicts, differences = list(baselines), [], []
-    for method in methods:
-        several = len(methods) > 1
-        columns += [method.name, f"{method.name}: difference"] if several else ["trained", "difference"]
-        sentence, intervals = _verdict(name, baseline, method.report)
-        verdicts.append(f"{method.name}: {sentence}" if several else sentence)
-        differences.append(intervals)
+    The baseline to beat and the differences to it come right after the methods. Runs of version 0.1 have no baseline.
+    """
+    several, reports, baselines = len(methods) > 1, [method.report for method in methods], methods[0].baselines
+    columns, verdicts, differences = [method.name for method in methods], [], []
+    if baselines:
+        name, *more = baselines
+        changes = [f"{method.name}: difference" for method in methods] if several else ["difference"]
+        columns = [*(columns if several else ["trained"]), name, *changes, *more]
+        for method in methods:
+            sentence, paired = _verdict(name, baselines[name], method.report)
+            verdicts.append(f"{method.name}: {sentence[0].lower()}{sentence[1:]}" if several else sentence)
+            differences.append(paired)
     rows = []
-    for title, metric, shares in _shares([*baselines.values(), *reports]):
-        start, trained = shares[0], shares[len(baselines) :]
-        if start is None:  # such as the accuracy, which needs a trained loss
-            continue
-        cells = _cells(shares[: len(baselines)], bold=False)
-        for share, intervals in zip(trained, differences, strict=True):
-            cells += _cells([share], bold=False)
-            cells.append(Cell("–") if share is None else _difference(share - start, intervals.get(metric)))
+    for title, metric, shares in _shares([*reports, *baselines.values()]):
+        trained, untrained = shares[: len(reports)], shares[len(reports) :]
+        cells = _cells(trained, [_uncertainty(report, metric) for report in reports])
+        if baselines:
+            first, *others = _cells(untrained, bold=False)
+            cells.append(first)
+            cells += [_difference(untrained[0], *pair, metric) for pair in zip(trained, differences, strict=True)]
+            cells += others
         rows.append((title, cells))
-    explanation = f"In per cent, for {_evaluated(reports)}. Differences are to {name}, in percentage points."
-    if any(differences):
-        explanation += " Small print: 95 % interval of the paired difference over the choice of test classes."
+    if any(method.distinct_centers for method in methods):
+        means = [f"{np.mean(m.distinct_centers):.1f}" if m.distinct_centers else "–" for m in methods]
+        rows.append(("Distinct centres per class", [Cell(mean) for mean in means]))
+    return verdicts, Table(_explanation(reports, next(iter(baselines), ""), any(differences)), "", columns, rows)
+
+
+def _explanation(reports: Sequence[Report], baseline: str, paired: bool) -> str:
+    text = f"In per cent, for {'; '.join(dict.fromkeys(map(_evaluated, reports)))}."
+    if len(reports) > 1:
+        text += " The best value of each row is bold."
+    if baseline:
+        text += f" Differences are to {baseline}, in percentage points."
+    if paired or any(report.intervals for report in reports):
+        text += " Small print: 95 % interval over the choice of test classes"
+        text += ", paired for differences." if paired else "."
+    if any(_uncertainty(report, "nmi") for report in reports):
+        text += " Small print of NMI and AMI: spread over restarts of k-means."
     if any(report.incomplete for report in reports):
-        explanation += INCOMPLETE
-    return Comparison(verdicts, Table(explanation, "", columns, rows))
+        text += " Incomplete benchmark: some of its items are missing, so do not compare with published numbers."
+    return text
 
 
 def _verdict(name: str, baseline: Report, trained: Report) -> tuple[str, dict[str, Difference]]:
@@ -218,8 +228,10 @@ def _verdict(name: str, baseline: Report, trained: Report) -> tuple[str, dict[st
     return sentence, differences
 
 
-def _difference(change: float, paired: Difference | None) -> Cell:
-    return Cell(_signed(change, 2), "" if paired is None else _interval(paired, 2))
+def _difference(start: float | None, trained: float | None, paired: Mapping[str, Difference], metric: str) -> Cell:
+    if start is None or trained is None:  # such as the accuracy, which needs a trained loss
+        return Cell("–")
+    return Cell(_signed(trained - start, 2), _interval(paired[metric], 2) if metric in paired else "")
 
 
 def _interval(difference: Difference, decimals: int) -> str:
@@ -246,37 +258,13 @@ def _shares(reports: Sequence[Report]) -> list[tuple[str, str, list[float | None
     return [row for row in shares if any(value is not None for value in row[2])]
 
 
-def _metrics(methods: Sequence[Method]) -> Table:
-    reports = [method.report for method in methods]
-    rows = [
-        (title, _cells(values, [_uncertainty(report, name) for report in reports]))
-        for title, name, values in _shares(reports)
-    ]
-    if any(method.distinct_centers for method in methods):
-        means = [f"{np.mean(m.distinct_centers):.1f}" if m.distinct_centers else "–" for m in methods]
-        rows.append(("Distinct centres per class", [Cell(mean) for mean in means]))
-    explanation = f"In per cent, for {_evaluated(reports)}."
-    if len(methods) > 1:
-        explanation += " The best value of each row is bold."
-    if any(report.intervals for report in reports):
-        explanation += " Small print: 95 % interval over the choice of test classes."
-    if any(_uncertainty(report, "nmi") for report in reports):
-        explanation += " Small print of NMI and AMI: spread over restarts of k-means."
-    if any(report.incomplete for report in reports):
-        explanation += INCOMPLETE
-    return Table(explanation, "", [method.name for method in methods], rows)
-
-
-def _evaluated(reports: Sequence[Report]) -> str:
-    return "; ".join(dict.fromkeys(map(_what_was_evaluated, reports)))
-
-
-def _what_was_evaluated(report: Report) -> str:
-    text = f"{report.num_queries} queries of {report.num_classes} classes against {report.num_gallery} items"
+def _evaluated(report: Report) -> str:
+    queries, classes = counted(report.num_queries, "query", "queries"), counted(report.num_classes, "class", "classes")
+    text = f"{queries} of {classes} against {counted(report.num_gallery, 'item')}"
     if report.num_without_positives:
         text += f", {report.num_without_positives} left out because no other item has their class"
     if report.num_zero_vectors:
-        text += f", {report.num_zero_vectors} zero vectors"
+        text += f", {counted(report.num_zero_vectors, 'zero vector')}"
     return text
 
 
@@ -297,7 +285,7 @@ def _hardest_classes(methods: Sequence[Method]) -> Table | None:
         return None
     mean = {name: float(np.mean([recall[name] for recall in recalls if name in recall])) for name in names}
     hardest = sorted(names, key=lambda name: (mean[name], name))[:NUM_HARDEST]
-    explanation = f"Recall@1 in per cent: the {len(hardest)} lowest of {len(names)} classes"
+    explanation = f"Recall@1 in per cent: the {len(hardest)} lowest of {counted(len(names), 'class', 'classes')}"
     explanation += ", by the mean over methods." if len(methods) > 1 else "."
     rows = [(name, _cells([recall.get(name) for recall in recalls])) for name in hardest]
     return Table(explanation, "Class", [method.name for method in methods], rows)
