@@ -106,9 +106,9 @@ def test_a_large_class_does_not_deepen_the_search_of_others(monkeypatch, budget)
     vectors = torch.from_numpy(random.normal(size=(41, 8))[labels] + random.normal(size=(500, 8))).float()
     candidates, search = [], EVALUATION.top_rows
 
-    def count(queries, gallery, depth, **options):
-        candidates.append(len(queries) * int(depth.amax()))
-        return search(queries, gallery, depth, **options)
+    def count(queries, gallery, k, **options):
+        candidates.append(len(queries) * k)
+        return search(queries, gallery, k, **options)
 
     monkeypatch.setattr(EVALUATION, "top_rows", count)
     data = Embeddings(vectors, labels)
