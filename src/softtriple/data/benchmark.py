@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
@@ -22,6 +22,7 @@ from softtriple.errors import UserError
 
 Kind = Literal["image", "vector", "text"]
 OnError = Literal["stop", "skip"]
+Same = TypeVar("Same", bound="_Items")
 
 
 class MissingDataError(UserError, FileNotFoundError):
@@ -32,74 +33,55 @@ class MissingDataError(UserError, FileNotFoundError):
 MAX_LISTED = 20
 
 
+class _Items:
+    """What the kinds of items share: a dataclass with one field, a tuple or array with an entry for each item."""
+
+    __match_args__: ClassVar[tuple[str]]
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__match_args__[0]))
+
+    def take(self: Same, rows: Rows) -> Same:
+        """The items of ``rows``, in that order."""
+        (name,) = self.__match_args__
+        entries = getattr(self, name)
+        chosen = entries[rows] if isinstance(entries, np.ndarray) else tuple(entries[row] for row in rows)
+        return type(self)(**{name: chosen})
+
+
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(_Items):
     """Image files, decoded when they are needed."""
 
     paths: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def take(self, rows: Rows) -> "ImageFiles":
-        """The images of ``rows``, in that order."""
-        return ImageFiles(tuple(self.paths[row] for row in rows))
-
 
 @dataclass(frozen=True, eq=False)
-class ImageArray:
+class ImageArray(_Items):
     """Images of one size, grey (n, h, w) or RGB (n, h, w, 3), in memory or memory-mapped."""
 
     pixels: UInt8[np.ndarray, "items height width"] | UInt8[np.ndarray, "items height width 3"]
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def take(self, rows: Rows) -> "ImageArray":
-        """The images of ``rows``, in that order."""
-        return ImageArray(self.pixels[rows])
-
 
 @dataclass(frozen=True, eq=False)
-class ImageList:
+class ImageList(_Items):
     """RGB images of different sizes in memory."""
 
     pixels: tuple[UInt8[np.ndarray, "_ _ 3"], ...]
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def take(self, rows: Rows) -> "ImageList":
-        """The images of ``rows``, in that order."""
-        return ImageList(tuple(self.pixels[row] for row in rows))
-
 
 @dataclass(frozen=True, eq=False)
-class Vectors:
+class Vectors(_Items):
     """Feature vectors."""
 
     values: Float32[np.ndarray, "items dim"]
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, rows: Rows) -> "Vectors":
-        """The vectors of ``rows``, in that order."""
-        return Vectors(self.values[rows])
-
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(_Items):
     """Short texts."""
 
     values: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, rows: Rows) -> "Texts":
-        """The texts of ``rows``, in that order."""
-        return Texts(tuple(self.values[row] for row in rows))
 
 
 Items = ImageFiles | ImageArray | ImageList | Vectors | Texts
