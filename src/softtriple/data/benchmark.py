@@ -240,6 +240,14 @@ class Division(NamedTuple):
     note: str
 
 
+class Splitting(NamedTuple):
+    """How to split labelled items, as `divide` takes it; None is the default there."""
+
+    split: str | None = None
+    test_share: float | None = None
+    seed: int | None = None
+
+
 def contiguous_labels(labels: Labels) -> tuple[Labels, Int64[np.ndarray, " classes"]]:
     """Labels renumbered 0, 1, 2, … without gaps, as a loss needs them, and the original label of each number.
 

@@ -18,6 +18,7 @@ from softtriple.data.benchmark import (
     MissingDataError,
     OnError,
     Split,
+    Splitting,
     Vectors,
     contiguous_labels,
     divide,
@@ -98,21 +99,14 @@ def write_vectors(path: Path, content: VectorFile) -> None:
             _write_parquet(temporary, content)
 
 
-def load_vectors(
-    path: Path,
-    *,
-    split: str | None = None,
-    test_share: float | None = None,
-    seed: int | None = None,
-    on_error: OnError = "stop",
-) -> Benchmark:
+def load_vectors(path: Path, *, splitting: Splitting, on_error: OnError = "stop") -> Benchmark:
     """Load a file of vectors as a benchmark."""
     content = read_vectors(path, on_error)
     labels, class_names = content.labels, content.class_names
     if class_names is None:
         labels, numbers = contiguous_labels(labels)
         class_names = tuple(str(number) for number in numbers)
-    division = divide(labels, split, test_share, seed)
+    division = divide(labels, *splitting)
     notes = [f"{path}: left out {content.skipped} vectors that are not finite"] if content.skipped else []
     return divided(path.stem, Split(Vectors(content.vectors), labels), class_names, division, notes)
 
