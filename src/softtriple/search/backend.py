@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Float32
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, count_of
 from softtriple.search.knn import nearest
 from softtriple.search.store import Hit, IndexKind, Item, Stored
 
@@ -58,7 +58,8 @@ def check_items(
 ) -> Float32[np.ndarray, "items dim"]:
     """``vectors`` as a store takes them, one for each of ``items``, whose ids must differ."""
     if len(items) != len(vectors):
-        raise UserError(f"{len(items)} items but {len(vectors)} vectors: expected one vector per item")
+        counts = f"{count_of(len(items), 'item')} but {count_of(len(vectors), 'vector')}"
+        raise UserError(f"{counts}: expected one vector per item")
     ids = [item.id for item in items]
     if len(set(ids)) < len(ids):
         twice, _ = Counter(ids).most_common(1)[0]

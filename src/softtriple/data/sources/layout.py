@@ -9,7 +9,7 @@ import numpy as np
 
 from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, MissingDataError, OnError, Split, with_notes
 from softtriple.data.images import ImageError
-from softtriple.errors import UserError
+from softtriple.errors import UserError, count_of
 
 CONTINUE = "To continue with an incomplete copy: --on-error skip"
 NOT_COMPARABLE = "results are not comparable with published ones"
@@ -25,11 +25,11 @@ class Counts(NamedTuple):
     test_classes: int
 
     def __str__(self) -> str:
-        gallery = f" and {self.gallery} gallery" if self.gallery else ""
-        return (
-            f"{self.train} training images of {self.train_classes} classes, "
-            f"{self.test} test{gallery} images of {self.test_classes} classes"
+        test = (
+            f"{self.test} test and {self.gallery} gallery images" if self.gallery else count_of(self.test, "test image")
         )
+        train = f"{count_of(self.train, 'training image')} of {count_of(self.train_classes, 'class')}"
+        return f"{train}, {test} of {count_of(self.test_classes, 'class')}"
 
 
 def count(benchmark: Benchmark) -> Counts:
