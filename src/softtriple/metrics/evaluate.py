@@ -21,7 +21,7 @@ from softtriple.errors import UserError, count_of
 from softtriple.metrics.clustering import ami, kmeans, nmi
 from softtriple.metrics.intervals import class_intervals
 from softtriple.metrics.report import ClassResult, KMeansRuns, Report
-from softtriple.metrics.retrieval import average_precision_at_r, r_precision_per_query
+from softtriple.metrics.retrieval import precision_per_query
 from softtriple.search.knn import as_rows, first_hit_ranks, query_blocks, top_rows
 
 # With more classes an iteration of k-means takes seconds, and runs differ little because chance averages out over
@@ -128,8 +128,7 @@ def evaluate(
     with _timed(seconds, "clustering"):
         if kmeans_restarts is None:
             kmeans_restarts = 5 if num_classes <= _MANY_CLASSES else 1
-        grouped = queries[by_class], asked.labels[by_class]
-        runs = _cluster(*grouped, num_classes, kmeans_restarts, seed) if kmeans_restarts else None
+        runs = _cluster(queries[by_class], asked.labels[by_class], kmeans_restarts, seed) if kmeans_restarts else None
     with _timed(seconds, "intervals"):
         columns = torch.stack(list(values.values()), dim=1)
         several = bootstrap and len(torch.unique(classes)) > 1  # one class does not show how classes differ
@@ -247,10 +246,10 @@ def _rank(
         depth = max(1, int(positives[asked].amax()))
         vectors = queries if len(asked) == len(queries) else queries[asked]
         neighbors = top_rows(vectors, items, depth, own=asked if among else None, memory_budget=memory_budget)
-        relevance = item_labels[neighbors.rows], labels[asked], positives[asked]
-        r_precision[part] = r_precision_per_query(*relevance)
-        average_precision[part] = average_precision_at_r(*relevance)
-        hits = relevance[0] == relevance[1][:, None]
+        neighbor_labels = item_labels[neighbors.rows]
+        precision = precision_per_query(neighbor_labels, labels[asked], positives[asked])
+        r_precision[part], average_precision[part] = precision
+        hits = neighbor_labels == labels[asked][:, None]
         if hits.shape[1]:  # a single item has no neighbours
             first_hit[part] = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, 0)
     unknown = rows[(first_hit == 0) & (positives[share] > 0)]
@@ -280,9 +279,8 @@ class _Clusters(NamedTuple):
     summary: KMeansRuns
 
 
-def _cluster(
-    vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], num_clusters: int, restarts: int, seed: int
-) -> _Clusters:
+def _cluster(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], restarts: int, seed: int) -> _Clusters:
+    num_clusters = len(torch.unique(labels))
     tolerance = 1e-4 if num_clusters <= _MANY_CLASSES else 1e-2
 
     def run(restart: int) -> tuple[float, float, float]:
