@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ from softtriple.errors import UserError, count_of
 from softtriple.search.knn import nearest
 from softtriple.search.store import Hit, IndexKind, Item, Stored
 
+# What a store keeps of an item besides its vector, by name.
+FIELDS = [field.name for field in fields(Item)]
 # With fewer items a full scan takes milliseconds, and an index could only lose neighbours.
 FLAT_BELOW = 20_000
 # How far from 1 the length of a unit vector may be: float16 rounds by about as much.
@@ -106,6 +109,11 @@ def in_order(ids: Sequence[str], stored: dict[str, Stored], uri: str) -> list[St
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(f"{uri}: not in the store: {', '.join(map(repr, missing[:3]))}{more}")
     return [stored[one] for one in ids]
+
+
+def parts(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """``values``, at most ``size`` at a time."""
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 def is_flat(kind: IndexKind, count: int) -> bool:

@@ -99,11 +99,8 @@ def index_items(
             items = _items(split, ids, class_names)
             known = {} if again else store.known(ids)
             new = [row for row, item in enumerate(items) if item.id not in known]
-            changed = [
-                replace(item, content=known[item.id].content)
-                for item in items
-                if item.id in known and known[item.id] != replace(item, content=known[item.id].content)
-            ]
+            current = [replace(item, content=known[item.id].content) for item in items if item.id in known]
+            changed = [item for item in current if item != known[item.id]]
             if changed:
                 store.put(changed, np.stack([stored.vector for stored in store.get([item.id for item in changed])]))
             fresh = _with_contents(split, new, items)
