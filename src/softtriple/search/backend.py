@@ -86,12 +86,6 @@ def check_vectors(
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
-def check_k(k: int) -> None:
-    """Require a positive number of neighbours."""
-    if k < 1:
-        raise UserError(f"k = {k}: ask for at least one neighbour")
-
-
 def best_hits(query: Float32[np.ndarray, " dim"], candidates: Sequence[Stored], k: int) -> list[Hit]:
     """The best ``k`` of ``candidates`` in their true order: by exact similarity, equal ones by id."""
     if not candidates:

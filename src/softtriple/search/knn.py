@@ -98,8 +98,7 @@ def nearest(
         tensor([[1, 2]])
     """
     asked, items = as_rows(queries, "queries").float(), as_rows(gallery, "gallery").float()
-    if k < 1:
-        raise UserError(f"k = {k}: ask for at least one neighbour")
+    check_k(k)
     if asked.shape[1] != items.shape[1]:
         raise UserError(f"queries have {asked.shape[1]} dimensions and the gallery {items.shape[1]}")
     if exclude_self and asked.shape != items.shape:
@@ -115,6 +114,12 @@ def nearest(
     if isinstance(queries, np.ndarray):
         return NeighborArrays(rows.numpy(), scores.float().numpy())
     return Neighbors(rows, scores.float())
+
+
+def check_k(k: int) -> None:
+    """Require a positive number of neighbours."""
+    if k < 1:
+        raise UserError(f"k = {k}: ask for at least one neighbour")
 
 
 def as_rows(vectors: Any, name: str) -> Float[Tensor, "rows dim"]:

@@ -23,7 +23,7 @@ from lancedb.index import Bitmap, BTree, IvfFlat
 
 from softtriple.errors import UserError
 from softtriple.search import backend
-from softtriple.search.knn import SPARE
+from softtriple.search.knn import SPARE, check_k
 from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Stored, Vectors
 
 Value = TypeVar("Value")
@@ -93,7 +93,7 @@ class LanceStore:
 
     def search(self, vectors: Vectors, k: int, *, classes: Sequence[str] = (), exact: bool = False) -> list[list[Hit]]:
         """The nearest items of each vector."""
-        backend.check_k(k)
+        check_k(k)
         vectors = backend.check_vectors(vectors, self.dim)
         # The cells nearest to a query may hold nothing of a class: a filtered search scans everything that passes.
         # The count takes a fraction of a millisecond and is not kept, because other processes may write.

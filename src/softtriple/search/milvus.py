@@ -20,7 +20,7 @@ from pymilvus import DataType, MilvusClient, MilvusException
 
 from softtriple.errors import UserError
 from softtriple.search import backend
-from softtriple.search.knn import SPARE
+from softtriple.search.knn import SPARE, check_k
 from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Stored, Vectors
 
 TOKEN_VARIABLE = "SOFTTRIPLE_MILVUS_TOKEN"
@@ -90,7 +90,7 @@ class MilvusStore:
 
     def search(self, vectors: Vectors, k: int, *, classes: Sequence[str] = (), exact: bool = False) -> list[list[Hit]]:
         """The nearest items of each vector."""
-        backend.check_k(k)
+        check_k(k)
         queries = backend.check_vectors(vectors, self.dim)
         if not len(queries):
             return []
