@@ -96,19 +96,8 @@ def _font_folder() -> Path:
 
 
 def _key(folder: Path) -> str:
-    settings = (
-        VERSION,
-        SIDE,
-        MIN_FONTS,
-        MAX_DEGREES,
-        MAX_ZOOM,
-        MAX_SHIFT,
-        SCRIPTS,
-        _OVERSAMPLING,
-        _EM,
-        _BASELINE,
-        _ALIKE,
-    )
+    drawn = (VERSION, SIDE, MIN_FONTS, MAX_DEGREES, MAX_ZOOM, MAX_SHIFT, SCRIPTS)
+    settings = (*drawn, _OVERSAMPLING, _EM, _BASELINE, _ALIKE)
     libraries = (PIL.__version__, features.version("freetype2"), unicodedata.unidata_version)
     digest = hashlib.sha256(repr((settings, libraries)).encode())
     for font in FONTS:
