@@ -166,7 +166,8 @@ def first_hit_ranks(
     surely, perhaps = ((best + margin).float()[:, None] for margin in (bound, -bound))
     before = torch.zeros_like(best_row)
     for rows, cols, values in tiles(embeddings, gallery, memory_budget, own=own):
-        # In most tiles few queries have anything that could come before their positive; a row's maximum tells.
+        # No positive comes before the best one, so labels are not needed here. In most tiles few queries have anything
+        # that could; a row's maximum tells.
         hot = (values.amax(dim=1, keepdim=True) >= perhaps[rows]).nonzero()[:, 0]
         values, asked = take_rows(values, hot), hot + rows.start
         above = values > surely[asked]
