@@ -12,7 +12,6 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable
 from typing import Any
 
 from measuring import machine, peak_memory, reset_peak_memory, run_alone, save, table
@@ -24,16 +23,14 @@ SIZES = {
     "sop": (60_502, 512, 11_316, 1.15),
 }
 RECALL_AT = {"cub": (1, 2, 4, 8), "cars": (1, 2, 4, 8), "sop": (1, 10, 100, 1000)}
-VARIANTS = ("product", "recall", "pml precision@1", "report", "pml all")
-# At the size of SOP the other variants take minutes and run once.
-REPEATED_AT_SOP = ("recall", "pml precision@1")
+VARIANTS = ("product", "report", "pml all")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--threads", default=",".join(map(str, sorted({1, os.cpu_count() or 1}))))
-    parser.add_argument("--repeats", type=int, default=3, help="rounds; at sop only Recall@k and Precision@1 repeat")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds; at sop, where they take minutes, only one")
     parser.add_argument("--run", nargs=2, metavar=("VARIANT", "SIZE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.run:
@@ -52,9 +49,8 @@ def compare(size: str, threads: int, repeats: int) -> dict[str, Any]:
     """Medians of all variants at one size; the order is shuffled in each round."""
     runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in VARIANTS}
     draw = random.Random(0)
-    for turn in range(repeats):
-        variants = VARIANTS if turn == 0 or size != "sop" else REPEATED_AT_SOP
-        for variant in draw.sample(variants, len(variants)):
+    for _ in range(repeats if size != "sop" else 1):
+        for variant in draw.sample(VARIANTS, len(VARIANTS)):
             runs[variant].append(run_alone(__file__, "--run", variant, size, threads=threads))
     result: dict[str, Any] = {"size": size, "threads": threads, "repeats": repeats, "variants": {}}
     for variant, measured in runs.items():
@@ -68,7 +64,6 @@ def compare(size: str, threads: int, repeats: int) -> dict[str, Any]:
         abs(ours[name] - theirs[name]) for name in ours.keys() & theirs.keys() - {"nmi", "ami"}
     )
     seconds = {variant: medians["seconds"] for variant, medians in result["variants"].items()}
-    result["recall_speedup"] = seconds["pml precision@1"] / seconds["recall"]
     result["report_speedup"] = seconds["pml all"] / seconds["report"]
     return result
 
@@ -79,7 +74,6 @@ def run(variant: str, size: str) -> dict[str, Any]:
     import torch
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-    from softtriple.metrics import first_hit_ranks
     from softtriple.metrics.evaluate import Embeddings, evaluate
 
     def product(vectors: Any, labels: Any) -> dict[str, float]:
@@ -89,30 +83,17 @@ def run(variant: str, size: str) -> dict[str, Any]:
                 torch.mm(rows, cols.T, out=out[: len(rows), : len(cols)])
         return {}
 
-    def recall(vectors: Any, labels: Any) -> dict[str, float]:
-        ranks = first_hit_ranks(vectors, labels)
-        return {f"recall@{k}": ((ranks > 0) & (ranks <= k)).double().mean().item() for k in RECALL_AT[size]}
-
     def report(vectors: Any, labels: Any) -> dict[str, float]:
         result = evaluate(Embeddings(vectors, labels), recall_at=RECALL_AT[size])
         return {name: getattr(result, name) for name in ("precision_at_1", "r_precision", "map_at_r", "nmi", "ami")}
 
-    def pml(**options: Any) -> Callable[[Any, Any], dict[str, float]]:
+    def pml(vectors: Any, labels: Any) -> dict[str, float]:
         names = {"mean_average_precision_at_r": "map_at_r", "NMI": "nmi", "AMI": "ami"}
+        calculator = AccuracyCalculator(device=torch.device("cpu"), k="max_bin_count")
+        values = calculator.get_accuracy(vectors, labels)
+        return {names.get(name, name): value for name, value in values.items()}
 
-        def calculate(vectors: Any, labels: Any) -> dict[str, float]:
-            values = AccuracyCalculator(device=torch.device("cpu"), **options).get_accuracy(vectors, labels)
-            return {names.get(name, name): value for name, value in values.items()}
-
-        return calculate
-
-    functions = {
-        "product": product,
-        "recall": recall,
-        "pml precision@1": pml(include=("precision_at_1",), k=1),
-        "report": report,
-        "pml all": pml(k="max_bin_count"),
-    }
+    functions = {"product": product, "report": report, "pml all": pml}
     vectors, labels = sample(*SIZES[size])
     function = functions[variant]
     function(vectors[:400], labels[:400])  # warm-up: libraries load and start their threads
@@ -152,9 +133,9 @@ def text(rows: list[dict[str, Any]]) -> str:
 def summary(row: dict[str, Any]) -> str:
     ours, theirs = row["variants"]["report"]["values"], row["variants"]["pml all"]["values"]
     return (
-        f"\n{row['size']}, {row['threads']} threads: Recall@k {row['recall_speedup']:.2f} times as fast as "
-        f"PML's Precision@1, the report {row['report_speedup']:.2f} times as fast as PML's full set; largest "
-        f"difference {row['largest_difference']:.1e}. Precision@1 {ours['precision_at_1']:.3f}; "
+        f"\n{row['size']}, {row['threads']} threads: the report {row['report_speedup']:.2f} times as fast as "
+        f"PML's full set; largest difference {row['largest_difference']:.1e}. "
+        f"Precision@1 {ours['precision_at_1']:.3f}; "
         f"NMI {ours['nmi']:.3f} (PML {theirs['nmi']:.3f}), AMI {ours['ami']:.3f} (PML {theirs['ami']:.3f})."
     )
 

@@ -1,4 +1,7 @@
-"""The one exception that the command line prints as a single line; any other is a bug and keeps its traceback."""
+"""The one exception that the command line prints as a single line, and what messages are made of.
+
+Any other exception is a bug and keeps its traceback.
+"""
 
 import difflib
 from collections.abc import Iterable
@@ -18,3 +21,17 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     known = list(choices)
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
+
+
+def count_of(number: int, noun: str) -> str:
+    """``number`` and the noun that it counts, in the singular or plural.
+
+    Example:
+        >>> count_of(1, "class"), count_of(2, "class"), count_of(0, "query"), count_of(3, "test item")
+        ('1 class', '2 classes', '0 queries', '3 test items')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number} {noun[:-1]}ies"
+    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"

@@ -164,7 +164,7 @@ def test_without_a_split_everything_is_in_test_even_a_single_class():
     benchmark = divided("one", everything, ("x",), divide(everything.labels, "none", None, None))
     assert (len(benchmark.train), len(benchmark.test)) == (0, 3)
     assert benchmark.kind == "text"
-    assert benchmark.notes == ("one: test 3 texts of 1 classes", "not split")
+    assert benchmark.notes == ("one: test 3 texts of 1 class", "not split")
 
 
 def test_notes_list_a_screenful_of_what_was_skipped():

@@ -6,7 +6,7 @@ import importlib
 import pytest
 import torch
 
-MODULES = ["clustering", "comparison", "evaluate", "intervals", "ranks", "report", "retrieval"]
+MODULES = ["clustering", "comparison", "evaluate", "intervals", "report", "retrieval"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -106,9 +106,9 @@ def test_a_large_class_does_not_deepen_the_search_of_others(monkeypatch, budget)
     vectors = torch.from_numpy(random.normal(size=(41, 8))[labels] + random.normal(size=(500, 8))).float()
     candidates, search = [], EVALUATION.top_rows
 
-    def count(queries, gallery, depth, **options):
-        candidates.append(len(queries) * int(depth.amax()))
-        return search(queries, gallery, depth, **options)
+    def count(queries, gallery, k, **options):
+        candidates.append(len(queries) * k)
+        return search(queries, gallery, k, **options)
 
     monkeypatch.setattr(EVALUATION, "top_rows", count)
     data = Embeddings(vectors, labels)
@@ -160,7 +160,7 @@ def test_zero_vectors_are_reported_and_similar_to_nothing():
 def test_vectors_that_are_no_numbers_are_refused():
     vectors = torch.ones(5, 2)
     vectors[1, 0], vectors[3, 1] = torch.nan, torch.inf
-    with pytest.raises(ValueError, match="2 rows hold NaN or infinite numbers, the first is row 1"):
+    with pytest.raises(ValueError, match="NaN or infinite numbers in 2 rows, the first is row 1"):
         Embeddings(vectors, torch.zeros(5, dtype=torch.int64))
 
 

@@ -1,4 +1,4 @@
-"""`nearest` against a brute-force search in float64, on sets full of ties."""
+"""`nearest` and `first_hit_ranks` against a brute-force search in float64, on sets full of ties."""
 
 import doctest
 
@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from softtriple.errors import UserError
 from softtriple.search import knn
-from softtriple.search.knn import Margin, Neighbors, exact_pairs, nearest, tile_side, tiles, top_rows
+from softtriple.search.knn import (
+    Neighbors,
+    error_bound,
+    exact_pairs,
+    first_hit_ranks,
+    nearest,
+    tile_side,
+    tiles,
+    top_rows,
+)
 
 
 def by_the_book(queries, gallery, k, exclude_self=False):
@@ -30,29 +39,13 @@ def crowded(count, dim, distinct, seed):
     return pool[random.integers(distinct, size=count)]
 
 
-@pytest.fixture(params=["faiss", "float32 tiles", "small tiles", "bfloat16", "small bfloat16"])
+@pytest.fixture(params=["faiss", "tiles", "small tiles"])
 def engine(request, monkeypatch):
-    """On a CPU faiss finds the candidates; tiles, as on a GPU, and products in bfloat16 must find the same."""
-    if request.param == "faiss":
-        return
+    """On a CPU faiss finds the candidates; tiles, as on a GPU, must find the same."""
+    if "tiles" in request.param:
+        monkeypatch.setattr(knn, "_flat_candidates", knn._tiled_candidates)
     if "small" in request.param:
         monkeypatch.setattr(knn, "TILE", 5)
-    use(monkeypatch, coarse="bfloat16" in request.param)
-
-
-def use(monkeypatch, coarse):
-    """Let every search draw its candidates from tiles."""
-    search, tiled = knn.top_rows, knn._tiled_candidates
-
-    def flat_by_tiles(queries, gallery, width, own):
-        last = torch.full((len(queries), 1), width - 1)
-        return tiled(tiles(queries, gallery, 1 << 20, own=own), queries, last, width)
-
-    def forced(*arguments, **options):
-        return search(*arguments, **{"coarse": coarse or None, **options})
-
-    monkeypatch.setattr(knn, "_flat_candidates", flat_by_tiles)
-    monkeypatch.setattr(knn, "top_rows", forced)
 
 
 @settings(deadline=None, max_examples=150)
@@ -124,24 +117,6 @@ def test_candidates_stay_within_the_memory_budget(monkeypatch):
     assert sum(kept) == 150 * 53
 
 
-def test_bfloat16_that_settles_nothing_is_searched_again(monkeypatch):
-    # Similarities differ by less than bfloat16 can tell, and by less than its bound.
-    random = np.random.default_rng(1)
-    items = torch.from_numpy(random.normal(size=256) + 3e-3 * random.normal(size=(300, 256))).float()
-    items = torch.nn.functional.normalize(items, dim=1)
-    depth = torch.full((300,), 5)
-    modes, search = [], knn.top_rows
-
-    def record(*arguments, **options):
-        modes.append(options["coarse"])
-        return search(*arguments, **options)
-
-    monkeypatch.setattr(knn, "top_rows", record)
-    rows, _ = knn.top_rows(items, items, depth, own=torch.arange(300), memory_budget=1 << 20, coarse=True)
-    assert modes == [True, False]
-    assert rows.equal(by_the_book(items, items, 5, exclude_self=True))
-
-
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 @pytest.mark.parametrize("k", [1, 4])
 def test_vectors_that_are_no_numbers_are_refused(wrong, k):
@@ -173,21 +148,10 @@ def test_a_row_is_not_its_own_neighbour_but_its_copy_is():
     assert nearest(items, items, 1, exclude_self=True).rows.tolist() == [[1], [0], [0]]
 
 
-@pytest.mark.parametrize("coarse", [False, True])
-def test_each_query_has_its_own_depth(coarse):
-    items = crowded(50, 6, 30, 3)
-    depth = torch.arange(50) % 5
-    rows, _ = top_rows(items, items, depth, own=torch.arange(50), memory_budget=1 << 20, coarse=coarse)
-    expected = by_the_book(items, items, 4, exclude_self=True)
-    for query, wanted in enumerate(depth.tolist()):
-        assert rows[query, :wanted].equal(expected[query, :wanted])
-
-
-@pytest.mark.parametrize("coarse", [False, True])
-def test_some_of_the_items_search_all_of_them(coarse):
+def test_some_of_the_items_search_all_of_them():
     items = crowded(80, 16, 40, 3)
     own = torch.tensor([3, 4, 20, 61, 79])
-    rows, _ = top_rows(items[own], items, torch.full((5,), 6), own=own, memory_budget=1 << 20, coarse=coarse)
+    rows, _ = top_rows(items[own], items, 6, own=own, memory_budget=1 << 20)
     assert rows.equal(by_the_book(items, items, 6, exclude_self=True)[own])
 
 
@@ -269,28 +233,14 @@ def test_error_bound_holds(dim, scale):
     items = unit(200, dim) * scale
     exact = items.double() @ items.double().T
     error = float(((items @ items.T).double() - exact).abs().max())
-    assert error <= Margin.of(items, items, coarse=False).bound <= 1e-4 * scale**2
-
-
-@pytest.mark.parametrize("dim", [2, 64, 1000])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
-def test_coarse_tiles_compare_to_rounded_thresholds_as_the_bound_says(dim, scale):
-    items = unit(200, dim) * scale
-    exact = (items.double() @ items.double().T).fill_diagonal_(-torch.inf)
-    margin = Margin.of(items, items, coarse=True)
-    assert margin.bound < 0.01 * scale**2
-    for threshold in torch.linspace(-scale, scale, 21).double() * scale:
-        surely, perhaps = margin.above(threshold), margin.below(threshold)
-        for rows, cols, values in tiles(items, None, 1 << 20, coarse=True):
-            assert (exact[rows, cols][values > surely] > threshold).all()
-            assert (exact[rows, cols][values < perhaps] < threshold).all()
+    assert error <= error_bound(items, items) <= 1e-4 * scale**2
 
 
 @pytest.mark.parametrize("budget", [1, 96 * 49, 1 << 30])
 def test_tiles_cover_every_pair_once(budget):
     items, others = unit(20, 4), unit(13, 4, seed=1)
     among, across, shifted = torch.zeros(20, 20), torch.zeros(20, 13), torch.zeros(6, 20)
-    for rows, cols, values in tiles(items, None, budget):
+    for rows, cols, values in tiles(items, items, budget, own=torch.arange(20)):
         among[rows, cols] += values
     for rows, cols, values in tiles(items, others, budget):
         across[rows, cols] += values
@@ -311,9 +261,103 @@ def test_readers_of_a_tile_have_the_precision_that_they_set():
     vectors = torch.eye(3)
     torch.set_float32_matmul_precision("medium")
     try:
-        assert [torch.get_float32_matmul_precision() for _ in tiles(vectors, None, 0)] == ["medium"] * 9
+        assert [torch.get_float32_matmul_precision() for _ in tiles(vectors, vectors, 0)] == ["medium"] * 9
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def ranks_by_the_book(queries, labels, gallery=None, gallery_labels=None):
+    """Walk down the sorted list until the class is right. Never optimise this."""
+    among = gallery is None
+    items, item_labels = (queries, labels) if among else (gallery, gallery_labels)
+    ranks = []
+    for order, label in zip(by_the_book(queries, items, len(items), exclude_self=among), labels, strict=True):
+        hits = (item_labels[order] == label).nonzero()[:, 0]
+        ranks.append(int(hits[0]) + 1 if len(hits) else 0)
+    return torch.tensor(ranks)
+
+
+def labelled(count, dim, distinct, num_classes, seed):
+    labels = np.random.default_rng(seed).integers(num_classes, size=count)
+    return crowded(count, dim, distinct, seed), torch.from_numpy(labels)
+
+
+@pytest.fixture(params=[2048, 8], ids=["one tile", "many tiles"])
+def tile(request, monkeypatch):
+    monkeypatch.setattr(knn, "TILE", request.param)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_ranks_of_integer_vectors_with_ties(data):
+    dim = data.draw(st.integers(1, 3))
+    item = st.tuples(st.lists(st.integers(-2, 2), min_size=dim, max_size=dim), st.integers(-1, 3))
+    sets = []
+    for _ in range(2):
+        vectors, labels = zip(*data.draw(st.lists(item, min_size=1, max_size=14)), strict=True)
+        sets.append((torch.tensor(vectors, dtype=torch.float32), torch.tensor(labels)))
+    (queries, labels), (gallery, gallery_labels) = sets
+    assert first_hit_ranks(queries, labels).equal(ranks_by_the_book(queries, labels))
+    found = first_hit_ranks(queries, labels, gallery=gallery, gallery_labels=gallery_labels)
+    assert found.equal(ranks_by_the_book(queries, labels, gallery, gallery_labels))
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(("dim", "distinct"), [(3, 9), (67, 9), (67, 500), (5, 1)])
+@pytest.mark.usefixtures("tile")
+def test_ranks_where_copies_of_a_vector_tie_wherever_they_stand(seed, dim, distinct):
+    items, labels = labelled(70, dim, distinct, 6, seed)
+    queries, query_labels = labelled(25, dim, distinct, 8, seed + 50)
+    assert first_hit_ranks(items, labels).equal(ranks_by_the_book(items, labels))
+    found = first_hit_ranks(queries, query_labels, gallery=items, gallery_labels=labels)
+    assert found.equal(ranks_by_the_book(queries, query_labels, items, labels))
+
+
+@pytest.mark.usefixtures("tile")
+def test_nearly_equal_vectors_are_ranked_as_in_float64():
+    random = np.random.default_rng(1)
+    items = torch.from_numpy(random.normal(size=256) + 3e-4 * random.normal(size=(200, 256))).float()
+    items, labels = torch.nn.functional.normalize(items, dim=1), torch.from_numpy(random.integers(40, size=200))
+    assert first_hit_ranks(items, labels).equal(ranks_by_the_book(items, labels))
+
+
+def test_counting_agrees_with_the_neighbours():
+    items, labels = labelled(400, 16, 250, 30, 0)
+    rows = nearest(items, items, 399, exclude_self=True).rows
+    hits = labels[rows] == labels[:, None]
+    first = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, 0)
+    assert first_hit_ranks(items, labels).equal(first)
+
+
+def test_order_of_items_does_not_matter_without_ties():
+    items, labels = labelled(200, 16, 10_000, 20, 0)
+    items = items[torch.unique(items, dim=0, return_inverse=True)[1].unique()]
+    labels = labels[: len(items)]
+    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))
+    assert first_hit_ranks(items[order], labels[order]).equal(first_hit_ranks(items, labels)[order])
+
+
+@pytest.mark.parametrize("budget", [1, 1 << 12, 1 << 20])
+def test_ranks_result_does_not_depend_on_the_memory_budget(budget):
+    items, labels = labelled(150, 16, 100, 10, 0)
+    assert first_hit_ranks(items, labels, memory_budget=budget).equal(first_hit_ranks(items, labels))
+
+
+def test_single_items_have_no_rank():
+    items, _ = labelled(5, 4, 5, 2, 0)
+    assert first_hit_ranks(items, torch.arange(5)).tolist() == [0] * 5
+
+
+def test_ranks_vectors_that_are_no_numbers_are_refused():
+    items, labels = labelled(5, 4, 5, 2, 0)
+    items[3, 1] = torch.nan
+    with pytest.raises(ValueError, match="NaN or infinite numbers"):
+        first_hit_ranks(items, labels)
+
+
+def test_gallery_needs_labels():
+    with pytest.raises(ValueError, match="gallery_labels"):
+        first_hit_ranks(torch.ones(2, 2), torch.ones(2).long(), gallery=torch.ones(2, 2))
 
 
 def test_docstring_examples():

@@ -350,9 +350,8 @@ def test_the_address_decides_between_the_databases(monkeypatch: pytest.MonkeyPat
     def refuse(*_: object) -> None:
         raise FileNotFoundError(database)
 
-    for name in ("lance", "milvus"):
-        monkeypatch.setattr(store, f"_open_{name}", None)
-    monkeypatch.setattr(store, f"_open_{database}", refuse)
+    for name, module in {"lance": lance, "milvus": milvus}.items():
+        monkeypatch.setattr(module, f"open_{name}", refuse if name == database else None)
     with pytest.raises(FileNotFoundError, match=database):
         open_store(uri, fingerprint="abc")
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
@@ -18,10 +18,11 @@ from jaxtyping import Float32, Int64, UInt8
 from softtriple.data.sampling import Labels as Labels
 from softtriple.data.sampling import Rows as Rows
 from softtriple.data.sampling import stream
-from softtriple.errors import UserError
+from softtriple.errors import UserError, count_of
 
 Kind = Literal["image", "vector", "text"]
 OnError = Literal["stop", "skip"]
+Same = TypeVar("Same", bound="_Items")
 
 
 class MissingDataError(UserError, FileNotFoundError):
@@ -32,74 +33,55 @@ class MissingDataError(UserError, FileNotFoundError):
 MAX_LISTED = 20
 
 
+class _Items:
+    """What the kinds of items share: a dataclass with one field, a tuple or array with an entry for each item."""
+
+    __match_args__: ClassVar[tuple[str]]
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__match_args__[0]))
+
+    def take(self: Same, rows: Rows) -> Same:
+        """The items of ``rows``, in that order."""
+        (name,) = self.__match_args__
+        entries = getattr(self, name)
+        chosen = entries[rows] if isinstance(entries, np.ndarray) else tuple(entries[row] for row in rows)
+        return type(self)(**{name: chosen})
+
+
 @dataclass(frozen=True)
-class ImageFiles:
+class ImageFiles(_Items):
     """Image files, decoded when they are needed."""
 
     paths: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def take(self, rows: Rows) -> "ImageFiles":
-        """The images of ``rows``, in that order."""
-        return ImageFiles(tuple(self.paths[row] for row in rows))
-
 
 @dataclass(frozen=True, eq=False)
-class ImageArray:
+class ImageArray(_Items):
     """Images of one size, grey (n, h, w) or RGB (n, h, w, 3), in memory or memory-mapped."""
 
     pixels: UInt8[np.ndarray, "items height width"] | UInt8[np.ndarray, "items height width 3"]
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def take(self, rows: Rows) -> "ImageArray":
-        """The images of ``rows``, in that order."""
-        return ImageArray(self.pixels[rows])
-
 
 @dataclass(frozen=True, eq=False)
-class ImageList:
+class ImageList(_Items):
     """RGB images of different sizes in memory."""
 
     pixels: tuple[UInt8[np.ndarray, "_ _ 3"], ...]
 
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def take(self, rows: Rows) -> "ImageList":
-        """The images of ``rows``, in that order."""
-        return ImageList(tuple(self.pixels[row] for row in rows))
-
 
 @dataclass(frozen=True, eq=False)
-class Vectors:
+class Vectors(_Items):
     """Feature vectors."""
 
     values: Float32[np.ndarray, "items dim"]
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, rows: Rows) -> "Vectors":
-        """The vectors of ``rows``, in that order."""
-        return Vectors(self.values[rows])
-
 
 @dataclass(frozen=True)
-class Texts:
+class Texts(_Items):
     """Short texts."""
 
     values: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def take(self, rows: Rows) -> "Texts":
-        """The texts of ``rows``, in that order."""
-        return Texts(tuple(self.values[row] for row in rows))
 
 
 Items = ImageFiles | ImageArray | ImageList | Vectors | Texts
@@ -153,7 +135,7 @@ class Split:
     def __post_init__(self) -> None:
         for name, labels in (("labels", self.labels), ("fine_labels", self.fine_labels)):
             if labels is not None and len(labels) != len(self.items):
-                raise UserError(f"{len(self.items)} items but {len(labels)} {name}; expected one per item")
+                raise UserError(f"{count_of(len(self.items), 'item')} but {len(labels)} {name}; expected one per item")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -234,10 +216,9 @@ def _check_range(where: str, labels: Labels, names: tuple[str, ...]) -> None:
 
 def with_notes(benchmark: Benchmark, *notes: str) -> Benchmark:
     """``benchmark`` with notes: its counts, then ``notes``, then the items that were skipped."""
-    things = {"image": "images", "vector": "vectors", "text": "texts"}[benchmark.kind]
     names = {"train": "train", "test": "test" if benchmark.gallery is None else "queries", "gallery": "gallery"}
     counts = ", ".join(
-        f"{names[name]} {len(split)} {things} of {len(np.unique(split.labels))} classes"
+        f"{names[name]} {count_of(len(split), split.kind)} of {count_of(len(np.unique(split.labels)), 'class')}"
         for name, split in benchmark.splits.items()
         if len(split)
     )
@@ -256,6 +237,14 @@ class Division(NamedTuple):
     train: Rows
     test: Rows
     note: str
+
+
+class Splitting(NamedTuple):
+    """How to split labelled items, as `divide` takes it; None is the default there."""
+
+    split: str | None = None
+    test_share: float | None = None
+    seed: int | None = None
 
 
 def contiguous_labels(labels: Labels) -> tuple[Labels, Int64[np.ndarray, " classes"]]:
@@ -314,10 +303,10 @@ def divide(labels: Labels, split: str | None, test_share: float | None, seed: in
         return Division(np.arange(0), np.arange(len(labels)), "not split")
     if split not in (None, "classes", "instances"):
         raise UserError(f"split = {split!r}; expected 'classes', 'instances' or 'none'")
-    if len(np.unique(labels)) < 2:
+    if (num_classes := len(np.unique(labels))) < 2:
         advice = "" if split == "instances" else " To split each class instead: --set data.split=instances"
         what = "training" if split == "instances" else "splitting by class"
-        raise UserError(f"Only {len(np.unique(labels))} class found; {what} needs at least 2.{advice}")
+        raise UserError(f"Only {count_of(num_classes, 'class')} found; {what} needs at least 2.{advice}")
     if split == "instances":
         return _divide_instances(labels, share, seed or 0)
     return _divide_classes(labels, share, seed)
@@ -350,7 +339,8 @@ def _divide_classes(labels: Labels, share: float, seed: int | None) -> Division:
     num_test = part_of(len(classes), share, "classes")
     is_test = np.isin(labels, order[-num_test:])
     how = "in name order" if seed is None else f"shuffled with seed {seed}"
-    note = f"split by class, {how}: {len(classes) - num_test} classes to train on, {num_test} others to test on"
+    train, test = count_of(len(classes) - num_test, "class"), count_of(num_test, "other")
+    note = f"split by class, {how}: {train} to train on, {test} to test on"
     return Division(np.flatnonzero(~is_test), np.flatnonzero(is_test), note)
 
 

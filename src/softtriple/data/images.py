@@ -206,10 +206,10 @@ def _tiff_types(image: TiffImagePlugin.TiffImageFile) -> dict[int, int]:
 # Resizing and cropping.
 
 
-def resize_short_side(image: Image.Image, side: int) -> Image.Image:
-    """Resize ``image`` so that its short side is ``side``, keeping the aspect ratio."""
+def resize_short_side(image: Image.Image, side: int | None) -> Image.Image:
+    """Resize ``image`` so that its short side is ``side``, keeping the aspect ratio; None leaves it as it is."""
     short, long = sorted(image.size)
-    if short == side:
+    if side is None or short == side:
         return image
     other = int(side * long / short)
     return image.resize((side, other) if image.width == short else (other, side), Image.Resampling.BILINEAR)

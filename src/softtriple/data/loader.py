@@ -116,16 +116,12 @@ def _reader(
     """A function from a row to its image, resized as ``view`` says."""
     side = view.resize
     if not isinstance(items, ImageFiles):
-        return lambda row: _resized(Image.fromarray(items.pixels[row]), side)
+        return lambda row: resize_short_side(Image.fromarray(items.pixels[row]), side)
     if cache is None:
-        return lambda row: _resized(decode_image(items.paths[row]), side)
+        return lambda row: resize_short_side(decode_image(items.paths[row]), side)
     if cache.short_side != side:
         raise ValueError(f"the image cache has a short side of {cache.short_side}, the view needs {side}")
     return lambda row: cache.image(items.paths[row])
-
-
-def _resized(image: Image.Image, side: int | None) -> Image.Image:
-    return image if side is None else resize_short_side(image, side)
 
 
 def _load(rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: int, epoch: int) -> _Pictures:

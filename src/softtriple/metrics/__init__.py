@@ -11,7 +11,6 @@ from softtriple.metrics.evaluate import Embeddings as Embeddings
 from softtriple.metrics.evaluate import evaluate as evaluate
 from softtriple.metrics.evaluate import evaluate_file as evaluate_file
 from softtriple.metrics.intervals import class_intervals as class_intervals
-from softtriple.metrics.ranks import first_hit_ranks as first_hit_ranks
 from softtriple.metrics.report import ClassResult as ClassResult
 from softtriple.metrics.report import KMeansRuns as KMeansRuns
 from softtriple.metrics.report import Report as Report
@@ -20,3 +19,4 @@ from softtriple.metrics.retrieval import map_at_r as map_at_r
 from softtriple.metrics.retrieval import precision_at_1 as precision_at_1
 from softtriple.metrics.retrieval import r_precision as r_precision
 from softtriple.metrics.retrieval import recall_at_k as recall_at_k
+from softtriple.search.knn import first_hit_ranks as first_hit_ranks

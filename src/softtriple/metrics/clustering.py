@@ -84,7 +84,7 @@ def nmi(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> float
     table = _Contingency.of(labels, clusters)
     if table.is_trivial:
         return 1.0
-    return _clip(table.mutual_information / table.mean_entropy)
+    return min(1.0, max(0.0, table.mutual_information / table.mean_entropy))  # rounding may carry it past either
 
 
 def ami(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> float:
@@ -249,8 +249,3 @@ def _expected_mutual_information(rows: NDArray[np.int64], cols: NDArray[np.int64
 def _entropy(sizes: NDArray[np.int64]) -> float:
     shares = sizes / sizes.sum()
     return float(-(shares * np.log(shares)).sum())
-
-
-def _clip(share: float) -> float:
-    """Rounding may carry a share across its limits."""
-    return min(1.0, max(0.0, share))

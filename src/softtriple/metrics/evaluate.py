@@ -17,13 +17,12 @@ from torch import Tensor
 
 from softtriple import dist
 from softtriple.data import read_vectors
-from softtriple.errors import UserError
+from softtriple.errors import UserError, count_of
 from softtriple.metrics.clustering import ami, kmeans, nmi
 from softtriple.metrics.intervals import class_intervals
-from softtriple.metrics.ranks import NO_POSITIVE, ByClass, count_ranks
 from softtriple.metrics.report import ClassResult, KMeansRuns, Report
-from softtriple.metrics.retrieval import average_precision_at_r, r_precision_per_query
-from softtriple.search.knn import as_rows, query_blocks, top_rows
+from softtriple.metrics.retrieval import precision_per_query
+from softtriple.search.knn import as_rows, first_hit_ranks, query_blocks, top_rows
 
 # With more classes an iteration of k-means takes seconds, and runs differ little because chance averages out over
 # thousands of clusters: one run, which stops when an iteration gains less than one percent.
@@ -62,9 +61,8 @@ class Embeddings:
         # A row's sum is finite if and only if its numbers are, and takes no copy of the vectors.
         broken = (~vectors.sum(dim=1, dtype=torch.float64).isfinite()).nonzero()[:, 0]
         if len(broken):
-            raise UserError(
-                f"vectors: {len(broken)} rows hold NaN or infinite numbers, the first is row {int(broken[0])}"
-            )
+            rows = count_of(len(broken), "row")
+            raise UserError(f"vectors: NaN or infinite numbers in {rows}, the first is row {int(broken[0])}")
 
     def class_name(self, label: int) -> str:
         """The name of a class, or its number where classes have no names."""
@@ -112,23 +110,25 @@ def evaluate(
         )
     seconds: dict[str, float] = {}
     with _timed(seconds, "ranking"):
-        queries = ByClass.sort(_unit(asked.vectors), asked.labels)
-        items = queries if searched is None else ByClass.sort(_unit(searched.vectors), searched.labels)
-        ranking = _rank(queries, items, memory_budget)
+        queries = _unit(asked.vectors)
+        items = queries if searched is None else _unit(searched.vectors)
+        ranking = _rank(queries, asked.labels, items, (searched or asked).labels, memory_budget)
+        by_class = asked.labels.argsort(stable=True)  # means and k-means add up in this order
+        ranking = _Ranking(*(column[by_class] for column in ranking))
         answerable = ranking.positives > 0
         if not answerable.any():
             raise UserError("no query has another item of its class to find: at least one class needs two items")
-        ranks, classes = ranking.first_hit[answerable], queries.labels[answerable]
+        ranks, classes = ranking.first_hit[answerable], asked.labels[by_class][answerable]
         values = {f"recall@{k}": (ranks <= k).double() for k in sorted(set(recall_at))}
         values["precision_at_1"] = (ranks == 1).double()
         values["r_precision"] = ranking.r_precision[answerable]
         values["map_at_r"] = ranking.average_precision[answerable]
         means = {name: column.mean().item() for name, column in values.items()}
-    num_classes = len(torch.unique(queries.labels))
+    num_classes = len(torch.unique(asked.labels))
     with _timed(seconds, "clustering"):
         if kmeans_restarts is None:
             kmeans_restarts = 5 if num_classes <= _MANY_CLASSES else 1
-        runs = _cluster(queries, num_classes, kmeans_restarts, seed) if kmeans_restarts else None
+        runs = _cluster(queries[by_class], asked.labels[by_class], kmeans_restarts, seed) if kmeans_restarts else None
     with _timed(seconds, "intervals"):
         columns = torch.stack(list(values.values()), dim=1)
         several = bootstrap and len(torch.unique(classes)) > 1  # one class does not show how classes differ
@@ -140,8 +140,8 @@ def evaluate(
         map_at_r=means["map_at_r"],
         nmi=runs.nmi if runs else None,
         ami=runs.ami if runs else None,
-        num_queries=len(queries.labels),
-        num_gallery=len(items.labels),
+        num_queries=len(queries),
+        num_gallery=len(items),
         num_classes=num_classes,
         num_without_positives=int((~answerable).sum()),
         num_zero_vectors=_count_zero(asked) + (_count_zero(searched) if searched else 0),
@@ -221,35 +221,46 @@ class _Ranking(NamedTuple):
     average_precision: Float[Tensor, " queries"]
 
 
-def _rank(queries: ByClass, items: ByClass, memory_budget: int) -> _Ranking:
+def _rank(
+    queries: Float[Tensor, "queries dim"],
+    labels: Int[Tensor, " queries"],
+    items: Float[Tensor, "items dim"],
+    item_labels: Int[Tensor, " items"],
+    memory_budget: int,
+) -> _Ranking:
     """Rank the items for this process's share of the queries, and gather the results of all ranks.
 
     A query's first R neighbours give R-precision and MAP@R, and the rank of the first hit if there is one among them.
     For the other queries it is counted.
     """
     among = queries is items
-    first, last = (torch.searchsorted(items.labels, queries.labels, right=right) for right in (False, True))
+    by_class = item_labels.sort().values
+    first, last = (torch.searchsorted(by_class, labels, right=right) for right in (False, True))
     positives = last - first - int(among)
-    share = dist.share(len(positives))
-    rows = torch.arange(share.start, share.stop, device=positives.device)
-    first_hit = torch.full_like(rows, NO_POSITIVE)
+    share = dist.share(len(labels))
+    rows = torch.arange(share.start, share.stop, device=labels.device)
+    first_hit = torch.zeros_like(rows)
     r_precision, average_precision = torch.zeros(2, len(rows), dtype=torch.float64, device=rows.device)
-    labels_by_row = items.unsort(items.labels)
     for part in _groups(positives[share], memory_budget):
-        asked, depth = rows[part], positives[share][part]
-        vectors = queries.vectors if len(asked) == len(positives) else queries.vectors[asked]
-        own = asked if among else None
-        best = top_rows(vectors, items.vectors, depth, own=own, ids=items.rows, memory_budget=memory_budget)
-        relevance = labels_by_row[best.rows], queries.labels[asked], depth
-        r_precision[part] = r_precision_per_query(*relevance)
-        average_precision[part] = average_precision_at_r(*relevance)
-        within = torch.arange(best.rows.shape[1], device=rows.device) < depth[:, None]
-        hits = (relevance[0] == relevance[1][:, None]) & within
-        if hits.shape[1]:
-            first_hit[part] = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, NO_POSITIVE)
-    unknown = ((first_hit == NO_POSITIVE) & (positives[share] > 0)).nonzero()[:, 0]
-    asked = rows[unknown]
-    first_hit[unknown] = count_ranks(queries.take(asked), items, asked if among else None, memory_budget)
+        asked = rows[part]
+        depth = max(1, int(positives[asked].amax()))
+        vectors = queries if len(asked) == len(queries) else queries[asked]
+        neighbors = top_rows(vectors, items, depth, own=asked if among else None, memory_budget=memory_budget)
+        neighbor_labels = item_labels[neighbors.rows]
+        precision = precision_per_query(neighbor_labels, labels[asked], positives[asked])
+        r_precision[part], average_precision[part] = precision
+        hits = neighbor_labels == labels[asked][:, None]
+        if hits.shape[1]:  # a single item has no neighbours
+            first_hit[part] = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, 0)
+    unknown = rows[(first_hit == 0) & (positives[share] > 0)]
+    first_hit[unknown - share.start] = first_hit_ranks(
+        queries[unknown],
+        labels[unknown],
+        gallery=items,
+        gallery_labels=item_labels,
+        own=unknown if among else None,
+        memory_budget=memory_budget,
+    )
     return _Ranking(positives, *map(dist.gather_rows, (first_hit, r_precision, average_precision)))
 
 
@@ -268,14 +279,14 @@ class _Clusters(NamedTuple):
     summary: KMeansRuns
 
 
-def _cluster(items: ByClass, num_clusters: int, restarts: int, seed: int) -> _Clusters:
+def _cluster(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], restarts: int, seed: int) -> _Clusters:
+    num_clusters = len(torch.unique(labels))
     tolerance = 1e-4 if num_clusters <= _MANY_CLASSES else 1e-2
-    vectors = items.vectors
 
     def run(restart: int) -> tuple[float, float, float]:
         clustering = kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance)
         clusters = clustering.clusters
-        return clustering.objective, nmi(items.labels, clusters), ami(items.labels, clusters)
+        return clustering.objective, nmi(labels, clusters), ami(labels, clusters)
 
     of_ranks = dist.gather_objects([run(restart) for restart in range(restarts)[dist.share(restarts)]])
     objectives, nmis, amis = zip(*itertools.chain.from_iterable(of_ranks), strict=True)

@@ -46,7 +46,7 @@ def r_precision(
         >>> round(r_precision(torch.tensor([[5, 8, 5, 5]]), torch.tensor([5]), torch.tensor([3])), 4)
         0.6667
     """
-    return _mean_where_defined(r_precision_per_query(neighbor_labels, labels, positives), positives)
+    return precision_per_query(neighbor_labels, labels, positives)[0][positives > 0].mean().item()
 
 
 def map_at_r(
@@ -64,44 +64,22 @@ def map_at_r(
         >>> round(map_at_r(torch.tensor([[5, 8, 5, 5]]), torch.tensor([5]), torch.tensor([3])), 4)
         0.5556
     """
-    return _mean_where_defined(average_precision_at_r(neighbor_labels, labels, positives), positives)
+    return precision_per_query(neighbor_labels, labels, positives)[1][positives > 0].mean().item()
 
 
-def r_precision_per_query(
+def precision_per_query(
     neighbor_labels: Int[Tensor, "queries k_max"],
     labels: Int[Tensor, " queries"],
     positives: Int[Tensor, " queries"],
-) -> Float[Tensor, " queries"]:
-    """R-precision of each query, in float64; 0 where R = 0."""
-    hits = _hits_within_r(neighbor_labels, labels, positives)
-    return hits.sum(dim=1) / positives.clamp(min=1)
-
-
-def average_precision_at_r(
-    neighbor_labels: Int[Tensor, "queries k_max"],
-    labels: Int[Tensor, " queries"],
-    positives: Int[Tensor, " queries"],
-) -> Float[Tensor, " queries"]:
-    """The term of each query in MAP@R, in float64; 0 where R = 0."""
-    hits = _hits_within_r(neighbor_labels, labels, positives)
-    ranks = torch.arange(1, hits.shape[1] + 1, device=hits.device)
-    precision = hits.cumsum(dim=1) / ranks
-    # Summed one by one, so that padding beyond rank R changes nothing, not even the last bit.
-    return (precision * hits).cumsum(dim=1)[:, -1:].sum(dim=1) / positives.clamp(min=1)
-
-
-def _hits_within_r(
-    neighbor_labels: Int[Tensor, "queries k_max"],
-    labels: Int[Tensor, " queries"],
-    positives: Int[Tensor, " queries"],
-) -> Float[Tensor, "queries k_max"]:
-    """1 where a neighbour of rank at most R has the query's class, else 0."""
+) -> tuple[Float[Tensor, " queries"], Float[Tensor, " queries"]]:
+    """R-precision of each query and its term in MAP@R, in float64; 0 where R = 0."""
     k_max, needed = neighbor_labels.shape[1], int(positives.amax()) if len(positives) else 0
     if k_max < needed:
         raise ValueError(f"{k_max} neighbours a query do not reach rank R = {needed}, the most positives of a query")
     ranks = torch.arange(1, k_max + 1, device=labels.device)
-    return ((neighbor_labels == labels[:, None]) & (ranks <= positives[:, None])).double()
-
-
-def _mean_where_defined(values: Float[Tensor, " queries"], positives: Int[Tensor, " queries"]) -> float:
-    return values[positives > 0].mean().item()
+    hits = ((neighbor_labels == labels[:, None]) & (ranks <= positives[:, None])).double()
+    precision = hits.cumsum(dim=1) / ranks
+    # Summed one by one, so that padding beyond rank R changes nothing, not even the last bit.
+    total = (precision * hits).cumsum(dim=1)[:, -1:].sum(dim=1)
+    count = positives.clamp(min=1)
+    return hits.sum(dim=1) / count, total / count

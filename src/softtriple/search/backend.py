@@ -2,16 +2,19 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Float32
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, count_of
 from softtriple.search.knn import nearest
 from softtriple.search.store import Hit, IndexKind, Item, Stored
 
+# What a store keeps of an item besides its vector, by name.
+FIELDS = [field.name for field in fields(Item)]
 # With fewer items a full scan takes milliseconds, and an index could only lose neighbours.
 FLAT_BELOW = 20_000
 # How far from 1 the length of a unit vector may be: float16 rounds by about as much.
@@ -58,7 +61,8 @@ def check_items(
 ) -> Float32[np.ndarray, "items dim"]:
     """``vectors`` as a store takes them, one for each of ``items``, whose ids must differ."""
     if len(items) != len(vectors):
-        raise UserError(f"{len(items)} items but {len(vectors)} vectors: expected one vector per item")
+        counts = f"{count_of(len(items), 'item')} but {count_of(len(vectors), 'vector')}"
+        raise UserError(f"{counts}: expected one vector per item")
     ids = [item.id for item in items]
     if len(set(ids)) < len(ids):
         twice, _ = Counter(ids).most_common(1)[0]
@@ -82,12 +86,6 @@ def check_vectors(
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 
-def check_k(k: int) -> None:
-    """Require a positive number of neighbours."""
-    if k < 1:
-        raise UserError(f"k = {k}: ask for at least one neighbour")
-
-
 def best_hits(query: Float32[np.ndarray, " dim"], candidates: Sequence[Stored], k: int) -> list[Hit]:
     """The best ``k`` of ``candidates`` in their true order: by exact similarity, equal ones by id."""
     if not candidates:
@@ -105,6 +103,11 @@ def in_order(ids: Sequence[str], stored: dict[str, Stored], uri: str) -> list[St
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise UserError(f"{uri}: not in the store: {', '.join(map(repr, missing[:3]))}{more}")
     return [stored[one] for one in ids]
+
+
+def parts(values: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """``values``, at most ``size`` at a time."""
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 def is_flat(kind: IndexKind, count: int) -> bool:

@@ -20,7 +20,7 @@ from PIL import Image
 
 from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Items, Split, Texts
 from softtriple.data.sampling import stream
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, count_of, did_you_mean
 from softtriple.models import Encoder
 from softtriple.models.features import Feeds, check_items, embed_feed
 from softtriple.progress import Reporter, one_line
@@ -99,11 +99,8 @@ def index_items(
             items = _items(split, ids, class_names)
             known = {} if again else store.known(ids)
             new = [row for row, item in enumerate(items) if item.id not in known]
-            changed = [
-                replace(item, content=known[item.id].content)
-                for item in items
-                if item.id in known and known[item.id] != replace(item, content=known[item.id].content)
-            ]
+            current = [replace(item, content=known[item.id].content) for item in items if item.id in known]
+            changed = [item for item in current if item != known[item.id]]
             if changed:
                 store.put(changed, np.stack([stored.vector for stored in store.get([item.id for item in changed])]))
             fresh = _with_contents(split, new, items)
@@ -118,7 +115,7 @@ def index_items(
             update(done["added"] + done["moved"] + done["updated"] + done["unchanged"], total)
     store.build_index(index)
     if done["zeros"]:
-        reporter.note(f"{done['zeros']} items have a zero vector, and similarity 0 to everything")
+        reporter.note(f"{count_of(done['zeros'], 'item')} with a zero vector and similarity 0 to everything")
     return Indexed(
         added=done["added"],
         updated=done["updated"],
@@ -169,7 +166,9 @@ def embed_queries(
         if is_row(query) and rows is not None:
             row = int(query.removeprefix("row:"))
             if row >= len(rows):
-                raise UserError(f"{query}: the run has {len(rows)} test items, row:0 to row:{len(rows) - 1}")
+                raise UserError(
+                    f"{query}: the run has {count_of(len(rows), 'test item')}, row:0 to row:{len(rows) - 1}"
+                )
             vectors.append(_embed(encoder, rows.take(np.array([row]))))
         elif encoder.takes == "vector":
             raise UserError(f"{query}: the encoder takes vectors, not images or texts; use row:N of the test items")
@@ -212,7 +211,7 @@ def check_recall(store: Store, reporter: Reporter) -> float:
     """
     ids, queries = _sample(store, CHECKED_QUERIES)
     if len(ids) < 2:
-        raise UserError(f"the store has {store.count()} items; measuring recall needs at least two")
+        raise UserError(f"the store has {count_of(store.count(), 'item')}; measuring recall needs at least two")
     depth = min(CHECKED_NEIGHBORS, store.count() - 1)
     truth = _tenth_scores(store, queries, depth, reporter)
     right = 0

@@ -1,33 +1,32 @@
-"""Exact nearest neighbours by cosine similarity, in bounded memory.
+"""Exact nearest neighbours and ranks by cosine similarity, in bounded memory.
 
 **Similarity.** The similarity of two rows is the inner product of their float32 vectors, summed in float64 in one fixed
 order (`exact_pairs`). Copies of a vector therefore tie exactly, similarity is symmetric to the last bit, and no result
 depends on tile sizes, threads or the BLAS. Neighbours are ordered by similarity, equal ones by row.
 
-**Speed.** Matrix products have none of these properties but are fast, and their error is bounded. They decide every
-comparison whose margin exceeds the bound (`Margin`); `exact_pairs` decides the others.
+**Speed.** Float32 matrix products have none of these properties, but they are fast and their error is bounded. They
+decide every comparison whose margin exceeds the bound; `exact_pairs` decides the others.
 
 **The bound.** Let u = 2**-24, let x and y be float32 vectors of d numbers, and let s be their inner product.
 A float32 product p, summed in any order, satisfies |p - s| <= d u / (1 - d u) * sum_i |x_i y_i| (Higham, *Accuracy and
 Stability of Numerical Algorithms*, section 3.1), and sum_i |x_i y_i| <= |x| |y| by Cauchy-Schwarz. With d + 8 in place
-of d the bound also covers the denominator and the float64 rounding of `exact_pairs`.
+of d the bound also covers the denominator and the float64 rounding of `exact_pairs`: it is `error_bound`.
 
-A bfloat16 product multiplies x + a and y + b, where a and b are rounding errors whose norms are measured. Since
-(x + a)(y + b) - x y = a y + (x + a) b, it adds |a| |y| + (|x| + |a|) |b| to the float32 bound of the slightly longer
-vectors. The result is then itself rounded to bfloat16. Rounding never reverses an order: if p rounded is greater than a
-threshold t rounded, then p > t. So products are compared with thresholds rounded to the same type, and the bound need
-not contain that last rounding.
+**Why the k nearest are exact.** One pass over the products keeps a few more than k candidates per query and sorts them
+by exact similarity. The product of any other row is at most that of the last candidate. If that is less than the
+k-th exact similarity minus the bound, the exact similarity of every other row is below the k-th, and the query is
+settled. For the few queries that are not, every row whose product reaches that limit is scored exactly: all others
+are below the k-th by the same argument.
 
-**Search.** A pass over all rows keeps a few more candidates than asked for, and they are sorted by exact similarity.
-Every other row has a product no greater than that of the last candidate. If that product is below
-(k-th exact similarity - bound), no other row can be among the k best, and the query is settled. The few unsettled
-queries are searched again: first in float32 if the pass was in bfloat16, then exhaustively.
+**Why ranks are exact.** The rank of a query's first hit is one plus the number of rows before its best positive, whose
+exact similarity t is known. A product above t + bound proves that a row is before it and one below t - bound that it is
+not; the rows between are scored exactly. The limits are rounded to float32, the type of the products. Rounding to
+nearest is monotonic, so no product changes sides.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any, NamedTuple, overload
 
 import faiss
@@ -39,19 +38,15 @@ from torch import Tensor
 
 from softtriple.errors import UserError
 
-# Candidates beyond k. Float32 rarely misplaces a row by more than one or two places. Bfloat16 left 0.2 % of the queries
-# unsettled at the size of Stanford Online Products.
+# Candidates beyond k: float32 rarely misplaces a row by more than one or two places.
 SPARE = 3
-COARSE_SPARE = 12
 # Memory per candidate while it is scored and sorted, approximately.
 CANDIDATE_BYTES = 100
 # Large enough for a product at full speed, small enough that a tile stays in cache for its readers.
 TILE = 1024
 # Memory per tile entry in the worst case: a reader copies it, compares it twice and lists every pair.
 ENTRY_BYTES = 96
-# With fewer rows or dimensions than this, converting to bfloat16 gains nothing.
-_COARSE_SIZE = 256
-# The most by which rounded unit vectors exceed a cosine of 1, with room for float16.
+# The most by which rounded unit vectors exceed a cosine of 1, with a margin for float16.
 _ROUNDING = 1e-3
 
 
@@ -103,16 +98,14 @@ def nearest(
         tensor([[1, 2]])
     """
     asked, items = as_rows(queries, "queries").float(), as_rows(gallery, "gallery").float()
-    if k < 1:
-        raise UserError(f"k = {k}: ask for at least one neighbour")
+    check_k(k)
     if asked.shape[1] != items.shape[1]:
         raise UserError(f"queries have {asked.shape[1]} dimensions and the gallery {items.shape[1]}")
     if exclude_self and asked.shape != items.shape:
         raise UserError("exclude_self: pass the same vectors as queries and gallery")
     own = torch.arange(len(asked), device=asked.device) if exclude_self else None
-    depth = torch.full((len(asked),), min(k, len(items)), device=asked.device)
     blocks = [
-        top_rows(asked[part], items, depth[part], own=None if own is None else own[part], memory_budget=memory_budget)
+        top_rows(asked[part], items, k, own=None if own is None else own[part], memory_budget=memory_budget)
         for part in query_blocks(len(asked), min(k, len(items)), memory_budget)
     ]
     rows, scores = (torch.cat(column) for column in zip(*blocks, strict=True))
@@ -121,6 +114,12 @@ def nearest(
     if isinstance(queries, np.ndarray):
         return NeighborArrays(rows.numpy(), scores.float().numpy())
     return Neighbors(rows, scores.float())
+
+
+def check_k(k: int) -> None:
+    """Require a positive number of neighbours."""
+    if k < 1:
+        raise UserError(f"k = {k}: ask for at least one neighbour")
 
 
 def as_rows(vectors: Any, name: str) -> Float[Tensor, "rows dim"]:
@@ -132,6 +131,83 @@ def as_rows(vectors: Any, name: str) -> Float[Tensor, "rows dim"]:
     if rows.ndim != 2 or rows.is_complex() or rows.dtype == torch.bool:
         raise UserError(f"{name}: expected rows of numbers, got shape {tuple(rows.shape)} of {rows.dtype}")
     return rows if rows.is_floating_point() else rows.float()
+
+
+def first_hit_ranks(
+    embeddings: Float[Tensor, "queries dim"],
+    labels: Int[Tensor, " queries"],
+    *,
+    gallery: Float[Tensor, "gallery dim"] | None = None,
+    gallery_labels: Int[Tensor, " gallery"] | None = None,
+    own: Int[Tensor, " queries"] | None = None,
+    memory_budget: int = 1 << 30,
+) -> Int[Tensor, " queries"]:
+    """Rank, from 1, of the first neighbour of each query that has the query's class; 0 where there is none.
+
+    The rank is counted and not read off a neighbour list, so it may be any size. Without a gallery every item is
+    searched among all the others. ``own[i]`` is the gallery row that is query i itself, which is left out. Vectors are
+    float32 and of unit length.
+
+    Example:
+        Three items on a circle, at 0, 10 and 30 degrees; the first and the last are one class.
+
+        >>> angle = torch.tensor([0.0, 10.0, 30.0]).deg2rad()
+        >>> items = torch.stack([angle.cos(), angle.sin()], dim=1)
+        >>> first_hit_ranks(items, torch.tensor([7, 8, 7]))
+        tensor([2, 0, 2])
+    """
+    if (gallery is None) != (gallery_labels is None):
+        raise UserError("gallery and gallery_labels: pass both or neither")
+    if gallery is None or gallery_labels is None:
+        gallery, gallery_labels = embeddings, labels
+        own = torch.arange(len(labels), device=labels.device)
+    bound = error_bound(embeddings, gallery)
+    best, best_row = _best_positives(embeddings, labels, gallery, gallery_labels, own, memory_budget)
+    surely, perhaps = ((best + margin).float()[:, None] for margin in (bound, -bound))
+    before = torch.zeros_like(best_row)
+    for rows, cols, values in tiles(embeddings, gallery, memory_budget, own=own):
+        # No positive comes before the best one, so labels are not needed here. In most tiles few queries have anything
+        # that could; a row's maximum tells.
+        hot = (values.amax(dim=1, keepdim=True) >= perhaps[rows]).nonzero()[:, 0]
+        values, asked = take_rows(values, hot), hot + rows.start
+        above = values > surely[asked]
+        before[asked] += above.sum(dim=1)
+        pairs = ((values >= perhaps[asked]) ^ above).nonzero()
+        asked, found = asked[pairs[:, 0]], pairs[:, 1] + cols.start
+        scores = exact_pairs(embeddings, gallery, asked, found, memory_budget)
+        tied = (scores == best[asked]) & (found < best_row[asked])
+        before.index_add_(0, asked, ((scores > best[asked]) | tied).long())
+    return torch.where(best < torch.inf, before + 1, 0)
+
+
+def _best_positives(
+    queries: Float[Tensor, "queries dim"],
+    labels: Int[Tensor, " queries"],
+    gallery: Float[Tensor, "gallery dim"],
+    gallery_labels: Int[Tensor, " gallery"],
+    own: Int[Tensor, " queries"] | None,
+    memory_budget: int,
+) -> tuple[Float[Tensor, " queries"], Int[Tensor, " queries"]]:
+    """Exact similarity of each query to its first positive, and the row of that; infinity where it has none."""
+    by_class, order = gallery_labels.sort(stable=True)
+    first, last = (torch.searchsorted(by_class, labels, right=right) for right in (False, True))
+    counts = last - first
+    best = torch.full(labels.shape, torch.inf, dtype=torch.float64, device=labels.device)
+    best_row = torch.full_like(labels, len(gallery), dtype=torch.int64)
+    for part in query_blocks(len(labels), int(counts.amax()) if len(counts) else 0, memory_budget):
+        # Query i of the block is paired with each of its counts[i] positives, which are adjacent in the order of class.
+        count = counts[part]
+        asked = torch.arange(len(count), device=labels.device).repeat_interleave(count)
+        place = torch.arange(len(asked), device=labels.device) - (count.cumsum(0) - count)[asked]
+        rows = order[first[part][asked] + place]
+        if own is not None:
+            other = rows != own[part][asked]
+            asked, rows = asked[other], rows[other]
+        scores = exact_pairs(queries[part], gallery, asked, rows, memory_budget)
+        best[part].scatter_reduce_(0, asked, scores, "amax", include_self=False)
+        tied = scores == best[part][asked]
+        best_row[part].scatter_reduce_(0, asked[tied], rows[tied], "amin")
+    return best, best_row
 
 
 def query_blocks(count: int, k: int, memory_budget: int) -> list[slice]:
@@ -148,69 +224,40 @@ def query_blocks(count: int, k: int, memory_budget: int) -> list[slice]:
 def top_rows(
     queries: Float[Tensor, "queries dim"],
     gallery: Float[Tensor, "gallery dim"],
-    depth: Int[Tensor, " queries"],
+    k: int,
     *,
     own: Int[Tensor, " queries"] | None = None,
-    ids: Int[Tensor, " gallery"] | None = None,
     memory_budget: int,
-    coarse: bool | None = None,
 ) -> Neighbors:
-    """The ``depth[i]`` best gallery rows of query i, with float64 scores; what follows them in row i is arbitrary.
+    """The ``k`` best gallery rows of each query, or all if there are fewer, with float64 scores.
 
-    ``own[i]`` is the gallery row that is query i itself, which is left out. ``ids`` are the row numbers to return, and
-    to order equal similarities by, of a gallery that has been rearranged. ``coarse`` forces or forbids bfloat16.
+    ``own[i]`` is the gallery row that is query i itself, which is left out; the rows ascend.
     """
+    bound = error_bound(queries, gallery)
     available = len(gallery) - (own is not None)
-    depth = depth.clamp(max=available)
-    k = int(depth.amax()) if len(depth) else 0
-    # Selecting from tiles is slower than faiss, which selects while it multiplies, unless candidates are few.
-    few = 16 * (k + SPARE) <= queries.shape[1]
-    if coarse is None:
-        coarse = few and coarse_pays(queries, gallery)
-    margin = Margin.of(queries, gallery, coarse=coarse)
-    spare = COARSE_SPARE if coarse else SPARE
-    width = min(k + spare, available)
-    if width == 0:
-        return Neighbors(depth.new_empty(len(queries), 0), queries.new_empty(len(queries), 0).double())
-    last = (depth + spare - 1).clamp(max=width - 1)[:, None]  # column of the last candidate that a query needs
-    among = own is not None and len(queries) == len(gallery)  # half of the products will do
-    if queries.device.type == "cpu" and not coarse and not (few and among):
-        values, found = _flat_candidates(queries, gallery, width, own)
-    else:
-        drawn = tiles(queries, None if among else gallery, memory_budget // 2, own=own, coarse=coarse)
-        values, found = _tiled_candidates(drawn, queries, last, width)
-    owners = torch.arange(len(found), device=found.device).repeat_interleave(width)
-    scores = exact_pairs(queries, gallery, owners, found.flatten(), memory_budget).view(found.shape)
-    rows, scores = _sorted_by_score(found if ids is None else ids[found], scores)
-    if k and width < available:
-        needed = scores.gather(1, (depth - 1).clamp(min=0)[:, None])[:, 0]
-        excluded = values.gather(1, last)[:, 0]
-        unsettled = ((excluded >= margin.below(needed)) & (depth > 0)).nonzero()[:, 0]
-        if coarse and len(unsettled):
-            itself = None if own is None else own[unsettled]
-            again = top_rows(
-                queries[unsettled],
-                gallery,
-                depth[unsettled],
-                own=itself,
-                ids=ids,
-                memory_budget=memory_budget,
-                coarse=False,
-            )
-            columns = again.rows.shape[1]
-            rows[unsettled, :columns], scores[unsettled, :columns] = again
-        elif len(unsettled):
-            for query in unsettled.tolist():
-                with full_float32():
-                    products = gallery @ queries[query]
-                if own is not None:
-                    products[own[query]] = -torch.inf
-                perhaps = (products >= margin.below(needed[query])).nonzero()[:, 0]
-                exact = exact_pairs(queries, gallery, torch.full_like(perhaps, query), perhaps, memory_budget)
-                best = _sorted_by_score(perhaps if ids is None else ids[perhaps], exact)
-                count = int(depth[query])
-                rows[query, :count], scores[query, :count] = (column[:count] for column in best)
-    return Neighbors(rows[:, :k], scores[:, :k])
+    width, k = min(k + SPARE, available), min(k, available)
+    if not k or not len(queries):
+        empty = queries.new_empty(len(queries), k)
+        return Neighbors(empty.long(), empty.double())
+    # Among themselves half of the products will do. But selecting from tiles is slower than faiss, which selects while
+    # it multiplies, unless candidates are few.
+    halved = own is not None and len(queries) == len(gallery) and 16 * width <= queries.shape[1]
+    candidates = _flat_candidates if queries.device.type == "cpu" and not halved else _tiled_candidates
+    values, rows = candidates(queries, gallery, width, own, memory_budget)
+    owners = torch.arange(len(rows), device=rows.device).repeat_interleave(width)
+    scores = exact_pairs(queries, gallery, owners, rows.flatten(), memory_budget).view(rows.shape)
+    rows, scores = (column[:, :k] for column in _sorted_by_score(rows, scores))
+    limit = scores[:, -1] - bound
+    unsettled = values[:, -1] >= limit if width < available else torch.zeros_like(limit, dtype=torch.bool)
+    for query in unsettled.nonzero()[:, 0].tolist():
+        with full_float32():
+            products = gallery @ queries[query]
+        if own is not None:
+            products[own[query]] = -torch.inf
+        perhaps = (products >= limit[query]).nonzero()[:, 0]
+        exact = exact_pairs(queries, gallery, torch.full_like(perhaps, query), perhaps, memory_budget)
+        rows[query], scores[query] = (column[:k] for column in _sorted_by_score(perhaps, exact))
+    return Neighbors(rows, scores)
 
 
 def exact_pairs(
@@ -231,87 +278,45 @@ def exact_pairs(
     return scores
 
 
-class Margin(NamedTuple):
-    """How far a product of two rows can be from `exact_pairs` before it is rounded to ``dtype``."""
-
-    dtype: torch.dtype
-    bound: float
-
-    @staticmethod
-    def of(queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"], *, coarse: bool) -> "Margin":
-        """The margin of float32 products of these rows, or of bfloat16 products if ``coarse``; see the module."""
-        x, y = _largest_norm(queries), _largest_norm(gallery)
-        bound = (queries.shape[1] + 8) * 2.0**-24 * x * y
-        if not coarse:
-            return Margin(torch.float32, bound)
-        a, b = (_largest_norm(vectors - vectors.bfloat16().float()) for vectors in (queries, gallery))
-        return Margin(torch.bfloat16, a * y + (x + a) * b + 1.01 * bound)
-
-    def above(self, threshold: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """A product greater than this proves that the similarity is greater than ``threshold``."""
-        return (threshold + self.bound).to(self.dtype).float()
-
-    def below(self, threshold: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        """A product less than this proves that the similarity is less than ``threshold``."""
-        return (threshold - self.bound).to(self.dtype).float()
-
-
-def coarse_pays(queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"]) -> bool:
-    """Whether bfloat16 products of these rows are faster; affects the time, never the result."""
-    sizes = len(queries), len(gallery), queries.shape[1]
-    return queries.device.type == "cpu" and min(sizes) >= _COARSE_SIZE and _cpu_has_bfloat16()
-
-
-@cache
-def _cpu_has_bfloat16() -> bool:
-    capabilities: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # not in older versions of torch
-    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-
-
-class Tile(NamedTuple):
-    """Products of the queries ``rows`` and the gallery ``cols``, as float32; valid until the next tile is drawn."""
-
-    rows: slice
-    cols: slice
-    values: Float[Tensor, "rows cols"]
+def error_bound(queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"]) -> float:
+    """How far a float32 product of a query and a gallery row can be from `exact_pairs`; see the module."""
+    bound = (queries.shape[1] + 8) * 2.0**-24
+    for vectors in (queries, gallery):
+        largest = float(torch.linalg.vector_norm(vectors, dim=1).amax()) if len(vectors) else 0.0
+        if not math.isfinite(largest):
+            raise UserError("vectors hold NaN or infinite numbers, or are too long: normalise them to unit length")
+        bound *= 1.01 * largest  # the norm has an error of its own
+    return bound
 
 
 def tiles(
     queries: Float[Tensor, "queries dim"],
-    gallery: Float[Tensor, "gallery dim"] | None,
+    gallery: Float[Tensor, "gallery dim"],
     memory_budget: int,
     *,
     own: Int[Tensor, " queries"] | None = None,
-    coarse: bool = False,
-) -> Iterator[Tile]:
-    """Every query against every gallery row, one tile at a time; ``coarse`` multiplies in bfloat16.
+) -> Iterator[tuple[slice, slice, Float[Tensor, "rows cols"]]]:
+    """Float32 products of all queries with all gallery rows: slices of both and their products, a tile at a time.
 
-    The product of query i with row ``own[i]``, itself, is -inf. Without a gallery the queries are compared among
-    themselves: half of the products are computed, and a tile beside the diagonal is yielded again as its transpose.
+    A tile is valid until the next one is drawn. The product of query i with row ``own[i]``, itself, is -inf. If every
+    row is a query, half of the products are computed, and a tile beside the diagonal is yielded again as its transpose.
     """
-    columns = queries if gallery is None else gallery
-    if gallery is None:
-        own = torch.arange(len(queries), device=queries.device)
+    among = own is not None and len(queries) == len(gallery)
     side = tile_side(memory_budget)
     # One buffer for all tiles: touching fresh memory costs more than reading a tile.
-    buffer = queries.new_empty(min(side, len(queries)) * min(side, len(columns)))
-    if coarse:
-        queries, columns = queries.bfloat16(), columns.bfloat16()
-    product = queries.new_empty(buffer.shape) if coarse else buffer
+    buffer = queries.new_empty(min(side, len(queries)) * min(side, len(gallery)))
     for rows in _slices(0, len(queries), side):
-        for cols in _slices(rows.start if gallery is None else 0, len(columns), side):
+        for cols in _slices(rows.start if among else 0, len(gallery), side):
             shape = (rows.stop - rows.start, cols.stop - cols.start)
-            values, multiplied = (part[: shape[0] * shape[1]].view(shape) for part in (buffer, product))
+            values = buffer[: shape[0] * shape[1]].view(shape)
             with full_float32():  # not around a yield: the reader of the tile has its own settings
-                torch.mm(queries[rows], columns[cols].T, out=multiplied)
-            if coarse:
-                values.copy_(multiplied)
+                torch.mm(queries[rows], gallery[cols].T, out=values)
             if own is not None:
                 here = ((own[rows] >= cols.start) & (own[rows] < cols.stop)).nonzero()[:, 0]
                 values[here, own[rows][here] - cols.start] = -torch.inf
-            yield Tile(rows, cols, values)
-            if gallery is None and rows != cols:
-                yield Tile(cols, rows, values.T)
+            yield rows, cols, values
+            if among and rows != cols:
+                yield cols, rows, values.T
 
 
 def tile_side(memory_budget: int) -> int:
@@ -342,11 +347,10 @@ def _flat_candidates(
     gallery: Float[Tensor, "gallery dim"],
     width: int,
     own: Int[Tensor, " queries"] | None,
+    memory_budget: int,
 ) -> tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]:
-    """The best ``width`` products of each query and their rows, by faiss."""
-    if not len(queries):
-        return queries.new_empty(0, width), torch.empty(0, width, dtype=torch.int64)
-    asked, items = (vectors.detach().contiguous().numpy() for vectors in (queries, gallery))
+    """The best ``width`` products of each query, best first, and their rows, by faiss."""
+    asked, items = (vectors.contiguous().numpy() for vectors in (queries, gallery))
     found = faiss.knn(asked, items, width + (own is not None), metric=faiss.METRIC_INNER_PRODUCT)
     values, rows = (torch.from_numpy(column) for column in found)
     if own is not None:
@@ -357,22 +361,26 @@ def _flat_candidates(
 
 
 def _tiled_candidates(
-    drawn: Iterator[Tile], queries: Float[Tensor, "queries dim"], last: Int[Tensor, "queries 1"], width: int
+    queries: Float[Tensor, "queries dim"],
+    gallery: Float[Tensor, "gallery dim"],
+    width: int,
+    own: Int[Tensor, " queries"] | None,
+    memory_budget: int,
 ) -> tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]:
-    """The best products of each query and their rows, best first, at least as far as column ``last``."""
+    """The same from tiles."""
     best = queries.new_full((len(queries), width), -torch.inf)
     best_rows = torch.zeros(len(queries), width, dtype=torch.int64, device=queries.device)
-    for tile in drawn:
-        values, rows = best[tile.rows], best_rows[tile.rows]
-        worst = values.gather(1, last[tile.rows])
+    for part, cols, products in tiles(queries, gallery, memory_budget // 2, own=own):
+        values, rows = best[part], best_rows[part]
+        worst = values[:, -1:]
         # Reading a row's maximum is far cheaper than selecting from it, and most rows have nothing new to offer.
-        hot = (tile.values.amax(dim=1, keepdim=True) > worst).nonzero()[:, 0]
+        hot = (products.amax(dim=1, keepdim=True) > worst).nonzero()[:, 0]
         if not len(hot):
             continue
-        offered = take_rows(tile.values, hot).contiguous()
+        offered = take_rows(products, hot).contiguous()
         better = int((offered > worst[hot]).sum(dim=1).amax())  # selecting fewer is several times as fast
         found = offered.topk(min(width, better), dim=1)
-        merged_rows = torch.cat([rows[hot], found.indices + tile.cols.start], dim=1)
+        merged_rows = torch.cat([rows[hot], found.indices + cols.start], dim=1)
         values[hot], kept = torch.cat([values[hot], found.values], dim=1).topk(width, dim=1)
         rows[hot] = merged_rows.gather(1, kept)
     return best, best_rows
@@ -385,14 +393,6 @@ def _sorted_by_score(
     rows, by_row = rows.sort(dim=-1)
     scores, by_score = scores.gather(-1, by_row).sort(dim=-1, descending=True, stable=True)
     return rows.gather(-1, by_score), scores
-
-
-def _largest_norm(vectors: Float[Tensor, "rows dim"]) -> float:
-    """An upper bound of the lengths of the rows, including float32's own error."""
-    largest = float(torch.linalg.vector_norm(vectors, dim=1).amax()) if len(vectors) else 0.0
-    if not math.isfinite(largest):
-        raise UserError("vectors hold NaN or infinite numbers, or are too long: normalise them to unit length")
-    return 1.01 * largest
 
 
 def _slices(start: int, stop: int, step: int) -> Iterator[slice]:

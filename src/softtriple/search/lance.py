@@ -23,13 +23,12 @@ from lancedb.index import Bitmap, BTree, IvfFlat
 
 from softtriple.errors import UserError
 from softtriple.search import backend
-from softtriple.search.knn import SPARE
+from softtriple.search.knn import SPARE, check_k
 from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Stored, Vectors
 
 Value = TypeVar("Value")
 
 TABLE = "items"
-COLUMNS = ["id", "label", "class_name", "source", "content"]
 FINGERPRINT = b"softtriple.fingerprint"
 LOCK_FILE = ".softtriple.lock"
 LOCK_SECONDS = 600
@@ -72,7 +71,7 @@ class LanceStore:
         self.fingerprint, self.dim = fingerprint, dim
         self._uri, self._table = uri, table
         # Stores made before there was a column for the content of items do without it.
-        self._columns = [name for name in COLUMNS if name in table.schema.names]
+        self._columns = [name for name in backend.FIELDS if name in table.schema.names]
 
     def put(self, items: Sequence[Item], vectors: Vectors) -> None:
         """Add or replace items."""
@@ -87,14 +86,14 @@ class LanceStore:
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove items."""
-        return sum(self._write(partial(self._delete, part)) for part in _parts(ids))
+        return sum(self._write(partial(self._delete, part)) for part in backend.parts(ids, IDS_AT_ONCE))
 
     def _delete(self, ids: Sequence[str]) -> int:
         return int(self._table.delete(_among("id", ids)).num_deleted_rows)
 
     def search(self, vectors: Vectors, k: int, *, classes: Sequence[str] = (), exact: bool = False) -> list[list[Hit]]:
         """The nearest items of each vector."""
-        backend.check_k(k)
+        check_k(k)
         vectors = backend.check_vectors(vectors, self.dim)
         # The cells nearest to a query may hold nothing of a class: a filtered search scans everything that passes.
         # The count takes a fraction of a millisecond and is not kept, because other processes may write.
@@ -103,7 +102,7 @@ class LanceStore:
 
     def get(self, ids: Sequence[str]) -> list[Stored]:
         """Items and their vectors."""
-        queries = (self._table.search().where(_among("id", part)) for part in _parts(ids))
+        queries = (self._table.search().where(_among("id", part)) for part in backend.parts(ids, IDS_AT_ONCE))
         stored = {one.item.id: one for query in queries for one in self._stored(query)}
         return backend.in_order(ids, stored, self._uri)
 
@@ -164,7 +163,7 @@ class LanceStore:
     def _remove_duplicates(self) -> None:
         """Keep one row of each id; concurrent writers to a bucket, and earlier versions, can leave several."""
         twice = [one for one, number in Counter(self._column("id")).items() if number > 1]
-        for part in _parts(twice):
+        for part in backend.parts(twice, IDS_AT_ONCE):
             stored = self.get(part)
             self.delete(part)
             self.put([one.item for one in stored], np.stack([one.vector for one in stored]))
@@ -187,7 +186,10 @@ class LanceStore:
         return [Stored(item, vector) for item, vector in zip(self._items(rows), vectors, strict=True)]
 
     def _where(self, column: str, values: Sequence[str]) -> list[Item]:
-        queries = (self._table.search().where(_among(column, part)).select(self._columns) for part in _parts(values))
+        queries = (
+            self._table.search().where(_among(column, part)).select(self._columns)
+            for part in backend.parts(values, IDS_AT_ONCE)
+        )
         return [item for query in queries for item in self._items(self._rows(query))]
 
     def _column(self, name: str) -> list[str]:
@@ -233,11 +235,6 @@ def _among(column: str, values: Sequence[str]) -> str:
     """An SQL condition; inside an SQL string a quote is written twice, and nothing else has a meaning."""
     texts = ", ".join("'" + value.replace("'", "''") + "'" for value in values)
     return f"{column} IN ({texts})"
-
-
-def _parts(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(ids), IDS_AT_ONCE):
-        yield ids[start : start + IDS_AT_ONCE]
 
 
 def _vectors(column: Any, dim: int) -> Float32[np.ndarray, "items dim"]:

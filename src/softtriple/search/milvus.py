@@ -20,14 +20,13 @@ from pymilvus import DataType, MilvusClient, MilvusException
 
 from softtriple.errors import UserError
 from softtriple.search import backend
-from softtriple.search.knn import SPARE
+from softtriple.search.knn import SPARE, check_k
 from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Stored, Vectors
 
 TOKEN_VARIABLE = "SOFTTRIPLE_MILVUS_TOKEN"
 COLLECTION = "softtriple"
 FINGERPRINT = "softtriple.fingerprint"
-FIELDS = ["id", "label", "class_name", "source", "content"]
-TEXTS = ["id", "class_name", "source", "content"]
+TEXTS = [name for name in backend.FIELDS if name != "label"]
 # A request must stay below a server's message size, 64 MB, even with the longest strings that a field may hold.
 ROWS_AT_ONCE = 250
 LONGEST_TEXT = 65_535  # bytes of a VARCHAR
@@ -62,7 +61,7 @@ def open_milvus(uri: str, fingerprint: str, dim: int | None, create: bool) -> "M
         collection.close()
         raise
     collection("load_collection")
-    fields = [name for name in FIELDS if any(field["name"] == name for field in described["fields"])]
+    fields = [name for name in backend.FIELDS if any(field["name"] == name for field in described["fields"])]
     return MilvusStore(uri, collection, fingerprint, width, fields)
 
 
@@ -85,13 +84,13 @@ class MilvusStore:
         """Remove items."""
         # A server returns the number of keys it was given, not of those it had.
         keys = [_hash(one) for one in self.known(ids)]
-        for part in _parts(keys):
+        for part in backend.parts(keys, ROWS_AT_ONCE):
             self._collection("delete", ids=part)
         return len(keys)
 
     def search(self, vectors: Vectors, k: int, *, classes: Sequence[str] = (), exact: bool = False) -> list[list[Hit]]:
         """The nearest items of each vector."""
-        backend.check_k(k)
+        check_k(k)
         queries = backend.check_vectors(vectors, self.dim)
         if not len(queries):
             return []
@@ -124,7 +123,8 @@ class MilvusStore:
             return []
         # Only what `hashlib` writes may stand in a filter.
         hashes = [content for content in contents if re.fullmatch("[0-9a-f]{64}", content)]
-        queries = (self._where(_among("content", part)) for part in _parts(hashes))
+        filters = (_among("content", part) for part in backend.parts(hashes, ROWS_AT_ONCE))
+        queries = (self._collection("query", filter=one, output_fields=self._fields) for one in filters)
         return [_item(row) for rows in queries for row in rows]
 
     def scan(self, batch_size: int = SCAN_BATCH) -> Iterator[tuple[list[Item], Vectors]]:
@@ -159,11 +159,8 @@ class MilvusStore:
         self._collection.close()
 
     def _rows(self, ids: Sequence[str], fields: list[str]) -> Iterator[dict[str, Any]]:
-        for part in _parts([_hash(one) for one in ids]):
+        for part in backend.parts([_hash(one) for one in ids], ROWS_AT_ONCE):
             yield from self._collection("query", ids=part, output_fields=fields)
-
-    def _where(self, condition: str) -> list[dict[str, Any]]:
-        return list(self._collection("query", filter=condition, output_fields=self._fields))
 
     def _pages(self, fields: list[str], size: int) -> Iterator[list[dict[str, Any]]]:
         pages = self._collection("query_iterator", batch_size=min(size, SCAN_BATCH), output_fields=fields)
@@ -239,7 +236,7 @@ def _stored(row: dict[str, Any]) -> Stored:
 
 
 def _item(row: dict[str, Any]) -> Item:
-    return Item(**{name: row[name] for name in FIELDS if name in row})
+    return Item(**{name: row[name] for name in backend.FIELDS if name in row})
 
 
 def _among(field: str, hashes: Sequence[str]) -> str:
@@ -249,8 +246,3 @@ def _among(field: str, hashes: Sequence[str]) -> str:
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _parts(keys: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(keys), ROWS_AT_ONCE):
-        yield keys[start : start + ROWS_AT_ONCE]

@@ -121,22 +121,14 @@ def open_store(uri: str, *, fingerprint: str, dim: int | None = None, create: bo
     if create and dim is None:
         raise UserError(f"{uri}: a new store needs dim, the number of dimensions of its vectors")
     if uri.startswith(("http://", "https://")) or ("://" not in uri and uri.endswith(".db")):
-        return _open_milvus(uri, fingerprint, dim, create)
-    return _open_lance(uri, fingerprint, dim, create)
+        _require("pymilvus", f"{uri}: a Milvus store needs pymilvus: pip install 'softtriple[milvus]'")
+        from softtriple.search.milvus import open_milvus
 
-
-def _open_lance(uri: str, fingerprint: str, dim: int | None, create: bool) -> Store:
+        return open_milvus(uri, fingerprint, dim, create)
     _require("lancedb", f"{uri}: a store in a folder needs LanceDB: pip install 'softtriple[store]'")
     from softtriple.search.lance import open_lance
 
     return open_lance(uri, fingerprint, dim, create)
-
-
-def _open_milvus(uri: str, fingerprint: str, dim: int | None, create: bool) -> Store:
-    _require("pymilvus", f"{uri}: a Milvus store needs pymilvus: pip install 'softtriple[milvus]'")
-    from softtriple.search.milvus import open_milvus
-
-    return open_milvus(uri, fingerprint, dim, create)
 
 
 def _require(package: str, message: str) -> None:

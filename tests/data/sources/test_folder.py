@@ -25,7 +25,7 @@ def test_parts_that_share_a_class_share_its_label(tmp_path):
     benchmark = load_benchmark(str(tmp_path))
     assert benchmark.class_names == ("class0", "class1", "class2", "class3")
     assert set(benchmark.train.labels) & set(benchmark.test.labels) == {2}
-    assert "1 classes in common" in benchmark.notes[1]
+    assert "1 class in common" in benchmark.notes[1]
 
 
 def test_other_files_and_hidden_folders_are_left_out(tmp_path):
@@ -41,7 +41,7 @@ def test_other_files_and_hidden_folders_are_left_out(tmp_path):
 def test_an_empty_class_stops_or_is_skipped(tmp_path):
     miniatures.class_folders(tmp_path)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ValueError, match=r"1 class folders contain no images \(nothing\)\. .*--on-error skip"):
+    with pytest.raises(ValueError, match=r"no images in 1 class folder \(nothing\)\. .*--on-error skip"):
         load_benchmark(str(tmp_path))
     benchmark = load_benchmark(str(tmp_path), on_error="skip")
     assert "nothing" not in benchmark.class_names

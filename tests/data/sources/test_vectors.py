@@ -78,7 +78,7 @@ def test_a_file_with_a_fault_is_named(tmp_path, arrays, message):
     [
         ({"vectors": [[1.0], [1.0, 2.0, 3.0]], "labels": [0, 1]}, "lists of numbers of equal length"),
         ({"vectors": [1.0, 2.0], "labels": [0, 1]}, "lists of numbers of equal length"),
-        ({"vectors": [[1.0], [2.0]], "labels": [0, None]}, "column 'labels' is empty in 1 rows"),
+        ({"vectors": [[1.0], [2.0]], "labels": [0, None]}, "column 'labels' is empty in 1 row"),
     ],
 )
 def test_a_table_with_a_fault_is_named(tmp_path, columns, message):
@@ -98,7 +98,7 @@ def test_rows_that_are_not_finite_stop_or_are_skipped(tmp_path, value):
     assert content.paths == ("a", "b", "d")
     assert content.skipped == 1
     notes = load_benchmark(str(tmp_path / "v.npz"), on_error="skip").notes
-    assert any("left out 1 vectors that are not finite" in note for note in notes)
+    assert any("left out 1 vector with NaN or infinity" in note for note in notes)
 
 
 def test_labels_with_gaps_become_classes(tmp_path):

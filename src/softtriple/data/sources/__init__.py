@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from softtriple.data.benchmark import Benchmark, MissingDataError, OnError
+from softtriple.data.benchmark import Benchmark, MissingDataError, OnError, Splitting
 from softtriple.data.images import IMAGE_SUFFIXES
 from softtriple.data.sources import table, vectors
 from softtriple.data.sources.cars196 import load_cars196
@@ -46,7 +46,8 @@ def load_benchmark(spec: str, **options: Any) -> Benchmark:
     """
     loader, arguments = find_loader(spec)
     given = {name: value for name, value in options.items() if value is not None}
-    known = list(inspect.signature(loader).parameters)[len(arguments) :]
+    parameters = list(inspect.signature(loader).parameters)[len(arguments) :]
+    known = [name for one in parameters for name in (Splitting._fields if one == "splitting" else (one,))]
     if given.get("split") == "none" and "split" not in known:
         del given["split"]  # the source has its own split
     for name in given:
@@ -55,6 +56,8 @@ def load_benchmark(spec: str, **options: Any) -> Benchmark:
             raise UserError(f"{spec} has no option {name!r}; {which}")
     if given.get("on_error", "stop") not in get_args(OnError):
         raise UserError(f"on_error = {given['on_error']!r}; expected 'stop' or 'skip'")
+    if "splitting" in parameters:
+        given["splitting"] = Splitting(**{name: given.pop(name) for name in Splitting._fields if name in given})
     return loader(*arguments, **given)
 
 

@@ -17,6 +17,7 @@ from softtriple.data.benchmark import (
     ImageFiles,
     OnError,
     Split,
+    Splitting,
     check_no_division,
     divide,
     divided,
@@ -24,7 +25,7 @@ from softtriple.data.benchmark import (
     name_order,
 )
 from softtriple.data.images import IMAGE_SUFFIXES, ImageError, missing_plugin
-from softtriple.errors import UserError
+from softtriple.errors import UserError, count_of
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 SKIP = "To leave them out: --on-error skip"
@@ -38,34 +39,27 @@ class Listing(NamedTuple):
     skipped: list[str]
 
 
-def load_folder(
-    path: Path,
-    *,
-    split: str | None = None,
-    test_share: float | None = None,
-    seed: int | None = None,
-    on_error: OnError = "stop",
-) -> Benchmark:
+def load_folder(path: Path, *, splitting: Splitting, on_error: OnError = "stop") -> Benchmark:
     """Load class folders, or a folder with train/ and test/ (or val/) that have class folders in each.
 
     A class folder without images, or one that cannot be read, is an error; ``on_error="skip"`` leaves it out.
     """
     if parts := find_parts(path):
         where = " and ".join(f"{part.name}/" for part in parts)
-        check_no_division(f"{path} ({where})", split, test_share, seed)
+        check_no_division(f"{path} ({where})", *splitting)
         train, test = (list_images(part, on_error) for part in parts)
         listing = Listing(*(one + other for one, other in zip(train, test, strict=True)))
         unused = [path / name for name in TEST_NAMES if (path / name).is_dir() and path / name not in parts]
         listing.skipped.extend(f"{folder}: not used, {parts[1].name}/ is the test set" for folder in unused)
         shared = len(set(train.names) & set(test.names))
         rows = np.arange(len(listing.paths))
-        note = f"split by the folders {where}, which have {shared} classes in common"
+        note = f"split by the folders {where}, which have {count_of(shared, 'class')} in common"
         division = Division(rows[: len(train.paths)], rows[len(train.paths) :], note)
         labels, class_names = index_names(listing.names)
     else:
-        listing = list_images(path, on_error, unlabelled=split == "none")
+        listing = list_images(path, on_error, unlabelled=splitting.split == "none")
         labels, class_names = index_names(listing.names)
-        division = divide(labels, split, test_share, seed)
+        division = divide(labels, *splitting)
     everything = Split(ImageFiles(tuple(listing.paths)), labels)
     return divided(path.resolve().name, everything, class_names, division, skipped=listing.skipped)
 
@@ -106,9 +100,7 @@ def list_images(root: Path, on_error: OnError, *, unlabelled: bool = False) -> L
             files = sorted(entry.path for entry in _visible(folders[name]))
         except (UnicodeEncodeError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else "its name is not valid UTF-8"
-            if on_error == "stop":
-                raise UserError(f"{folders[name]!r}: cannot read this class folder ({reason}). {SKIP}") from error
-            skipped.append(f"{folders[name]!r}: cannot read this class folder ({reason})")
+            skipped.append(_skip(f"{folders[name]!r}: cannot read this class folder ({reason})", on_error))
             continue
         images, others = _choose(files, on_error)
         paths += images
@@ -118,7 +110,7 @@ def list_images(root: Path, on_error: OnError, *, unlabelled: bool = False) -> L
             empty.append(name)
     if empty and (on_error == "stop" or not paths):
         which = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
-        raise UserError(f"{root}: {len(empty)} class folders contain no images ({which}). {SKIP}")
+        raise UserError(f"{root}: no images in {count_of(len(empty), 'class folder')} ({which}). {SKIP}")
     skipped += [f"{folders[name]}: a class folder without images" for name in empty]
     return Listing(paths, names, skipped)
 
@@ -129,18 +121,21 @@ def _choose(files: Sequence[str], on_error: OnError) -> tuple[list[str], list[st
     skipped: list[str] = []
     for file in files:
         if Path(file).is_symlink() and not _exists(file):
-            if on_error == "stop":
-                raise UserError(f"{file!r}: a broken link. {SKIP}")
-            skipped.append(f"{file!r}: a broken link")
+            skipped.append(_skip(f"{file!r}: a broken link", on_error))
         elif Path(file).suffix.lower() not in IMAGE_SUFFIXES:
             skipped.append(str(ImageError(file, "not an image")))
         elif advice := missing_plugin(file):
-            if on_error == "stop":
-                raise UserError(f"{ImageError(file, advice)}. {SKIP}")
-            skipped.append(str(ImageError(file, advice)))
+            skipped.append(_skip(str(ImageError(file, advice)), on_error))
         else:
             images.append(file)
     return images, skipped
+
+
+def _skip(fault: str, on_error: OnError) -> str:
+    """``fault``, unless faults are errors."""
+    if on_error == "stop":
+        raise UserError(f"{fault}. {SKIP}")
+    return fault
 
 
 def _visible(root: str | Path) -> "list[os.DirEntry[str]]":

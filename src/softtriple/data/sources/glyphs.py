@@ -16,6 +16,7 @@ Classes alternate between train and test within each script: both halves have al
 """
 
 import hashlib
+import itertools
 import math
 import unicodedata
 from collections.abc import Iterator
@@ -95,19 +96,8 @@ def _font_folder() -> Path:
 
 
 def _key(folder: Path) -> str:
-    settings = (
-        VERSION,
-        SIDE,
-        MIN_FONTS,
-        MAX_DEGREES,
-        MAX_ZOOM,
-        MAX_SHIFT,
-        SCRIPTS,
-        _OVERSAMPLING,
-        _EM,
-        _BASELINE,
-        _ALIKE,
-    )
+    drawn = (VERSION, SIDE, MIN_FONTS, MAX_DEGREES, MAX_ZOOM, MAX_SHIFT, SCRIPTS)
+    settings = (*drawn, _OVERSAMPLING, _EM, _BASELINE, _ALIKE)
     libraries = (PIL.__version__, features.version("freetype2"), unicodedata.unidata_version)
     digest = hashlib.sha256(repr((settings, libraries)).encode())
     for font in FONTS:
@@ -131,13 +121,16 @@ def _draw_all(folder: Path) -> dict[str, Any]:
                 pixels.append(_shrink(_jitter(drawing, stream("glyphs", ord(character), font))))
                 labels.append(label)
                 fine_labels.append(fine_names.index(character))
+    # Every other letter of a script is a training class.
+    scripts = itertools.groupby(letters, key=lambda letter: letter.script)
+    alternate = [place % 2 == 0 for _, group in scripts for place, _ in enumerate(group)]
     return {
         "pixels": np.stack(pixels),
         "labels": np.array(labels, dtype=np.int64),
         "fine_labels": np.array(fine_labels, dtype=np.int64),
         "class_names": np.array([letter.characters[-1].lower() for letter in letters]),
         "fine_names": np.array(fine_names),
-        "train_classes": np.array(_alternate(letters), dtype=bool),
+        "train_classes": np.array(alternate, dtype=bool),
     }
 
 
@@ -215,13 +208,3 @@ def _jitter(drawing: Image.Image, generator: np.random.Generator) -> Image.Image
 
 def _shrink(drawing: Image.Image) -> UInt8[np.ndarray, "side side"]:
     return np.asarray(drawing.reduce(_OVERSAMPLING))
-
-
-def _alternate(letters: list[Letter]) -> list[bool]:
-    """Whether each letter is a training class: every other one of its script is."""
-    place: dict[str, int] = {}
-    result = []
-    for letter in letters:
-        place[letter.script] = place.get(letter.script, -1) + 1
-        result.append(place[letter.script] % 2 == 0)
-    return result

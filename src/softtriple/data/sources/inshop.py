@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
-from softtriple.data.benchmark import Benchmark, ImageFiles, OnError, Split
-from softtriple.data.sources.layout import Counts, check_complete, read_fields
+from softtriple.data.benchmark import Benchmark, OnError
+from softtriple.data.sources.layout import Counts, check_complete, image_split, read_fields
 from softtriple.errors import UserError
 
 INSHOP = Counts(train=25_882, test=14_218, gallery=12_612, train_classes=3_997, test_classes=3_985)
@@ -22,9 +20,9 @@ def load_inshop(path: Path, *, on_error: OnError = "stop", expected: Counts | No
     if unknown := sorted({row[2] for row in rows} - {"train", "query", "gallery"}):
         raise UserError(f"{partition}: status {unknown[0]!r}; expected train, query or gallery")
     train, query, gallery = (
-        Split(
-            ImageFiles(tuple(str(root / file) for file, _, status in rows if status == part)),
-            np.array([number[item] for _, item, status in rows if status == part], dtype=np.int64),
+        image_split(
+            (root / file for file, _, status in rows if status == part),
+            (number[item] for _, item, status in rows if status == part),
         )
         for part in ("train", "query", "gallery")
     )

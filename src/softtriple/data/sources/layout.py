@@ -1,6 +1,6 @@
 """What the published benchmarks share: lists of fields, published counts, and the check that a copy is complete."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -9,10 +9,7 @@ import numpy as np
 
 from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, MissingDataError, OnError, Split, with_notes
 from softtriple.data.images import ImageError
-from softtriple.errors import UserError
-
-CONTINUE = "To continue with an incomplete copy: --on-error skip"
-NOT_COMPARABLE = "results are not comparable with published ones"
+from softtriple.errors import UserError, count_of
 
 
 class Counts(NamedTuple):
@@ -25,11 +22,11 @@ class Counts(NamedTuple):
     test_classes: int
 
     def __str__(self) -> str:
-        gallery = f" and {self.gallery} gallery" if self.gallery else ""
-        return (
-            f"{self.train} training images of {self.train_classes} classes, "
-            f"{self.test} test{gallery} images of {self.test_classes} classes"
+        test = (
+            f"{self.test} test and {self.gallery} gallery images" if self.gallery else count_of(self.test, "test image")
         )
+        train = f"{count_of(self.train, 'training image')} of {count_of(self.train_classes, 'class')}"
+        return f"{train}, {test} of {count_of(self.test_classes, 'class')}"
 
 
 def count(benchmark: Benchmark) -> Counts:
@@ -41,6 +38,11 @@ def count(benchmark: Benchmark) -> Counts:
         train_classes=len(np.unique(benchmark.train.labels)),
         test_classes=len(np.unique(benchmark.test.labels)),
     )
+
+
+def image_split(paths: Iterable[str | Path], labels: Iterable[int]) -> Split:
+    """Image files with their labels."""
+    return Split(ImageFiles(tuple(map(str, paths))), np.fromiter(labels, dtype=np.int64))
 
 
 def first_half_trains(name: str, paths: Sequence[str], labels: Labels, class_names: tuple[str, ...]) -> Benchmark:
@@ -57,33 +59,32 @@ def check_complete(benchmark: Benchmark, root: Path, on_error: OnError, expected
     actual = count(benchmark)
     if expected is not None and actual != expected:
         complaints.append(f"it lists {actual}, the published data {expected}")
-    present = {name: _present(split) for name, split in benchmark.splits.items()}
-    missing = [
-        path
-        for name, split in benchmark.splits.items()
-        for path, there in zip(_paths(split), present[name], strict=True)
-        if not there
-    ]
+    kept: dict[str, Split] = {}
+    missing: list[str] = []
+    for name, split in benchmark.splits.items():
+        assert isinstance(split.items, ImageFiles)
+        present = np.array([Path(path).is_file() for path in split.items.paths], dtype=bool)
+        kept[name] = split.take(np.flatnonzero(present))
+        missing += split.items.take(np.flatnonzero(~present)).paths
     if missing:
         few = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         total = sum(len(split) for split in benchmark.splits.values())
         complaints.append(f"{len(missing)} of {total} images are missing: {few}")
     if not complaints:
         return with_notes(benchmark)
-    complaint = f"{benchmark.name}:{root}: incomplete copy: {'; '.join(complaints)}"
-    if on_error == "stop":
-        raise UserError(f"{complaint}. {CONTINUE}")
-    kept = {name: split.take(np.flatnonzero(present[name])) for name, split in benchmark.splits.items()}
     skipped = tuple(str(ImageError(path, "no such file")) for path in missing)
-    smaller = replace(
-        benchmark,
-        train=kept["train"],
-        test=kept["test"],
-        gallery=kept.get("gallery"),
-        skipped=benchmark.skipped + skipped,
-        incomplete=True,
-    )
-    return with_notes(smaller, f"{complaint}: {NOT_COMPARABLE}")
+    train, test, gallery = kept["train"], kept["test"], kept.get("gallery")
+    smaller = replace(benchmark, train=train, test=test, gallery=gallery, skipped=benchmark.skipped + skipped)
+    return mark_incomplete(smaller, root, on_error, "; ".join(complaints))
+
+
+def mark_incomplete(benchmark: Benchmark, root: Path, on_error: OnError, complaint: str) -> Benchmark:
+    """``benchmark`` with a note that it is incomplete; with "stop", an error."""
+    complaint = f"{benchmark.name}:{root}: incomplete copy: {complaint}"
+    if on_error == "stop":
+        raise UserError(f"{complaint}. To continue with an incomplete copy: --on-error skip")
+    note = f"{complaint}: results are not comparable with published ones"
+    return with_notes(replace(benchmark, incomplete=True), *benchmark.notes, note)
 
 
 def read_fields(path: Path, num_fields: int, skip_lines: int = 0) -> list[tuple[str, ...]]:
@@ -103,12 +104,3 @@ def read_fields(path: Path, num_fields: int, skip_lines: int = 0) -> list[tuple[
             raise UserError(f"{path}: line {number} has {len(row)} fields; expected {num_fields}")
         rows.append(row)
     return rows
-
-
-def _paths(split: Split) -> tuple[str, ...]:
-    assert isinstance(split.items, ImageFiles)
-    return split.items.paths
-
-
-def _present(split: Split) -> np.ndarray:
-    return np.array([Path(path).is_file() for path in _paths(split)], dtype=bool)

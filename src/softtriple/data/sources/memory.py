@@ -46,7 +46,7 @@ def make_benchmark(
 
     Example:
         >>> make_benchmark(["hi", "hello", "bye", "see you"], ["greet", "greet", "leave", "leave"]).notes[0]
-        'data: train 2 texts of 1 classes, test 2 texts of 1 classes'
+        'data: train 2 texts of 1 class, test 2 texts of 1 class'
     """
     values = as_items(items)
     numbers, class_names = _as_labels(labels)

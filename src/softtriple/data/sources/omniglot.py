@@ -10,7 +10,6 @@ import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -21,7 +20,7 @@ from PIL import Image
 
 from softtriple.data.benchmark import Benchmark, ImageArray, MissingDataError, OnError, Split, with_notes
 from softtriple.data.cache import cache_directory, cached, map_rows, read_arrays, write_rows
-from softtriple.data.sources.layout import CONTINUE, NOT_COMPARABLE, Counts, count
+from softtriple.data.sources.layout import Counts, count, mark_incomplete
 from softtriple.errors import UserError
 
 VERSION = 2  # part of the cache key: raise it when the cached files change
@@ -137,7 +136,4 @@ def _check_complete(benchmark: Benchmark, path: Path, on_error: OnError, expecte
     drawings = np.bincount(np.concatenate(labels), minlength=len(names))
     short = [f"{names[i]} has {drawings[i]}" for i in np.flatnonzero(drawings != DRAWERS)[:3]]
     which = f" ({', '.join(short)} of {DRAWERS} drawings)" if short else ""
-    complaint = f"{benchmark.name}:{path}: incomplete copy: it has {actual}{which}, the published data {expected}"
-    if on_error == "stop":
-        raise UserError(f"{complaint}. {CONTINUE}")
-    return with_notes(replace(benchmark, incomplete=True), *benchmark.notes, f"{complaint}: {NOT_COMPARABLE}")
+    return mark_incomplete(benchmark, path, on_error, f"it has {actual}{which}, the published data {expected}")

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-import numpy as np
-
-from softtriple.data.benchmark import Benchmark, ImageFiles, OnError, Split
-from softtriple.data.sources.layout import Counts, check_complete, read_fields
+from softtriple.data.benchmark import Benchmark, OnError
+from softtriple.data.sources.layout import Counts, check_complete, image_split, read_fields
 
 SOP = Counts(train=59_551, test=60_502, gallery=0, train_classes=11_318, test_classes=11_316)
 
@@ -16,13 +14,7 @@ def load_sop(path: Path, *, on_error: OnError = "stop", expected: Counts | None 
     # A product is named after its photographs, without the number: bicycle_final/111085122871_0.JPG
     names = {row[1]: row[3].rpartition("_")[0].replace("_final/", "/") for rows in parts for row in rows}
     number = {class_id: label for label, class_id in enumerate(names)}
-    train, test = (
-        Split(
-            ImageFiles(tuple(str(path / row[3]) for row in rows)),
-            np.array([number[row[1]] for row in rows], dtype=np.int64),
-        )
-        for rows in parts
-    )
+    train, test = (image_split((path / row[3] for row in rows), (number[row[1]] for row in rows)) for rows in parts)
     benchmark = Benchmark(
         name="sop", class_names=tuple(names.values()), train=train, test=test, recall_at=(1, 10, 100, 1000)
     )

@@ -17,9 +17,11 @@ from softtriple.data.benchmark import (
     Benchmark,
     Division,
     ImageFiles,
+    Labels,
     OnError,
     Rows,
     Split,
+    Splitting,
     Texts,
     check_no_division,
     divide,
@@ -54,9 +56,7 @@ def load_table(
     path: str | None = None,
     text: str | None = None,
     label: str | None = None,
-    split: str | None = None,
-    test_share: float | None = None,
-    seed: int | None = None,
+    splitting: Splitting,
     on_error: OnError = "stop",
 ) -> Benchmark:
     """Load a table of images (column ``path``) or texts (column ``text``) with a column of labels.
@@ -83,7 +83,7 @@ def load_table(
     kept = np.array([row for row in range(len(names)) if row not in faults])
     labels, class_names = index_names([names[row] for row in kept])
     items = ImageFiles(tuple(values)) if chosen.kind == "image" else Texts(tuple(values))
-    division = _divide(table, columns, kept, labels, split, test_share, seed)
+    division = _divide(table, columns, kept, labels, splitting)
     return divided(table.stem, Split(items.take(kept), labels), class_names, division, notes, [*faults.values()])
 
 
@@ -131,23 +131,14 @@ def _find_faults(table: Path, chosen: _Chosen, values: Sequence[str], names: Seq
     return faults
 
 
-def _divide(
-    table: Path,
-    columns: Columns,
-    kept: Rows,
-    labels: np.ndarray,
-    split: str | None,
-    test_share: float | None,
-    seed: int | None,
-) -> Division:
-    if split is None and test_share is None and seed is None and "split" in columns:
-        split = "split"
+def _divide(table: Path, columns: Columns, kept: Rows, labels: Labels, splitting: Splitting) -> Division:
+    split = "split" if splitting == Splitting() and "split" in columns else splitting.split
     if split in (None, "classes", "instances", "none"):
-        return divide(labels, split, test_share, seed)
+        return divide(labels, *splitting)
     if split not in columns:
         choices = ["classes", "instances", "none", *columns]
         raise UserError(f"{table}: split = {split!r} is not a column or a way to split; {did_you_mean(split, choices)}")
-    check_no_division(f"{table}, column {split!r},", None, test_share, seed)
+    check_no_division(f"{table}, column {split!r},", *splitting._replace(split=None))
     values = [columns[split][row] for row in kept]
     test = next((name for name in TEST_NAMES if name in values), "test")
     parts = {part: np.flatnonzero([value == part for value in values]) for part in ("train", test)}
