@@ -23,11 +23,11 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
 
 
-def count_of(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     """``number`` and the noun that it counts, in the singular or plural.
 
     Example:
-        >>> count_of(1, "class"), count_of(2, "class"), count_of(0, "query"), count_of(3, "test item")
+        >>> counted(1, "class"), counted(2, "class"), counted(0, "query"), counted(3, "test item")
         ('1 class', '2 classes', '0 queries', '3 test items')
     """
     if number == 1:

@@ -89,13 +89,3 @@ def duration(seconds: float) -> str:
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun, in the plural unless it is one; the plural has an "s" unless given.
-
-    Example:
-        >>> counted(1, "item"), counted(0, "item"), counted(2, "class", "classes")
-        ('1 item', '0 items', '2 classes')
-    """
-    return f"1 {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from softtriple.data import cache_directory, list_kept, remove_unused
+from softtriple.errors import counted
 from softtriple.models import BACKBONES
 from softtriple.models.backbones.bn_inception import BN_INCEPTION_URL
 from softtriple.models.weights import downloaded_file
-from softtriple.progress import counted
 
 PACKAGES = (
     *("softtriple", "torch", "numpy", "faiss-cpu", "scikit-learn", "pillow"),

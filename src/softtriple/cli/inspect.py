@@ -62,7 +62,8 @@ def embed(
 ) -> None:
     """Write the embedding, class and path of every item of DATA to FILE."""
     from softtriple import dist
-    from softtriple.progress import Reporter, counted
+    from softtriple.errors import counted
+    from softtriple.progress import Reporter
     from softtriple.training import Run
 
     with dist.joined():

@@ -18,7 +18,7 @@ from jaxtyping import Float32, Int64, UInt8
 from softtriple.data.sampling import Labels as Labels
 from softtriple.data.sampling import Rows as Rows
 from softtriple.data.sampling import stream
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 
 Kind = Literal["image", "vector", "text"]
 OnError = Literal["stop", "skip"]
@@ -135,7 +135,7 @@ class Split:
     def __post_init__(self) -> None:
         for name, labels in (("labels", self.labels), ("fine_labels", self.fine_labels)):
             if labels is not None and len(labels) != len(self.items):
-                raise UserError(f"{count_of(len(self.items), 'item')} but {len(labels)} {name}; expected one per item")
+                raise UserError(f"{counted(len(self.items), 'item')} but {len(labels)} {name}; expected one per item")
 
     def __len__(self) -> int:
         return len(self.items)
@@ -218,7 +218,7 @@ def with_notes(benchmark: Benchmark, *notes: str) -> Benchmark:
     """``benchmark`` with notes: its counts, then ``notes``, then the items that were skipped."""
     names = {"train": "train", "test": "test" if benchmark.gallery is None else "queries", "gallery": "gallery"}
     counts = ", ".join(
-        f"{names[name]} {count_of(len(split), split.kind)} of {count_of(len(np.unique(split.labels)), 'class')}"
+        f"{names[name]} {counted(len(split), split.kind)} of {counted(len(np.unique(split.labels)), 'class')}"
         for name, split in benchmark.splits.items()
         if len(split)
     )
@@ -306,7 +306,7 @@ def divide(labels: Labels, split: str | None, test_share: float | None, seed: in
     if (num_classes := len(np.unique(labels))) < 2:
         advice = "" if split == "instances" else " To split each class instead: --set data.split=instances"
         what = "training" if split == "instances" else "splitting by class"
-        raise UserError(f"Only {count_of(num_classes, 'class')} found; {what} needs at least 2.{advice}")
+        raise UserError(f"Only {counted(num_classes, 'class')} found; {what} needs at least 2.{advice}")
     if split == "instances":
         return _divide_instances(labels, share, seed or 0)
     return _divide_classes(labels, share, seed)
@@ -339,7 +339,7 @@ def _divide_classes(labels: Labels, share: float, seed: int | None) -> Division:
     num_test = part_of(len(classes), share, "classes")
     is_test = np.isin(labels, order[-num_test:])
     how = "in name order" if seed is None else f"shuffled with seed {seed}"
-    train, test = count_of(len(classes) - num_test, "class"), count_of(num_test, "other")
+    train, test = counted(len(classes) - num_test, "class"), counted(num_test, "other")
     note = f"split by class, {how}: {train} to train on, {test} to test on"
     return Division(np.flatnonzero(~is_test), np.flatnonzero(is_test), note)
 

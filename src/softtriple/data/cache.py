@@ -28,7 +28,7 @@ from PIL import Image
 from softtriple.data.benchmark import ImageFiles, fingerprint
 from softtriple.data.images import decode_image, open_image, resize_short_side
 from softtriple.data.prefetch import map_ahead
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 from softtriple.files import atomic_folder, atomic_write, remove_whole
 
 T = TypeVar("T")
@@ -220,7 +220,7 @@ def open_cache(
         notify(f"image cache: using {folder}")
     else:
         needed = estimate_bytes(files, short_side)
-        images = count_of(len(files), "image")
+        images = counted(len(files), "image")
         size = f"{images} with a short side of {short_side}: about {needed / 1e9:.1f} GB"
         if not fits(needed, budget, folder.parent):
             notify(f"image cache: {size}, more than the budget of {budget / 1e9:.1f} GB or the free disk: not used")

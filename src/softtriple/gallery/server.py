@@ -11,11 +11,11 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, counted
 from softtriple.gallery.app import create_app
 from softtriple.gallery.security import SECURITY_HEADERS, Settings, error_response, host_name, settings_for
 from softtriple.gallery.workers import RETRY_AFTER
-from softtriple.progress import Reporter, counted
+from softtriple.progress import Reporter
 from softtriple.search import open_store
 from softtriple.training import Run
 

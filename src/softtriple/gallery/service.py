@@ -11,7 +11,7 @@ from torch import Tensor
 
 from softtriple.data.benchmark import Kind
 from softtriple.data.images import ImageError
-from softtriple.errors import UserError
+from softtriple.errors import UserError, counted
 from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, take_snapshot
 from softtriple.gallery.images import Size, Thumbnails, decode_upload
 from softtriple.gallery.schemas import (
@@ -30,7 +30,6 @@ from softtriple.gallery.schemas import (
 from softtriple.gallery.security import Settings
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.models import Encoder
-from softtriple.progress import counted
 from softtriple.search import Hit, Item, Store
 
 SHOWN = 24  # items of a centre, or of a class without centres

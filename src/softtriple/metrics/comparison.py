@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 from softtriple.metrics.intervals import percentile_intervals, resampled_sums
 from softtriple.metrics.report import Report, metric_rows
 
@@ -91,7 +91,7 @@ def _check_paired(a: Report, b: Report) -> None:
         raise UserError("a report has no results per class; evaluate again to compare it")
     if differing := sorted(a.per_class.keys() ^ b.per_class.keys()):
         raise UserError(
-            f"the reports are of different test classes: {count_of(len(differing), 'class')} only in one of them, such "
+            f"the reports are of different test classes: {counted(len(differing), 'class')} only in one of them, such "
             f"as {differing[0]!r}; evaluate both on the same data"
         )
     for name, result in a.per_class.items():

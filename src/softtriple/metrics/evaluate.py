@@ -17,7 +17,7 @@ from torch import Tensor
 
 from softtriple import dist
 from softtriple.data import read_vectors
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 from softtriple.metrics.clustering import ami, kmeans, nmi
 from softtriple.metrics.intervals import class_intervals
 from softtriple.metrics.report import ClassResult, KMeansRuns, Report
@@ -61,7 +61,7 @@ class Embeddings:
         # A row's sum is finite if and only if its numbers are, and takes no copy of the vectors.
         broken = (~vectors.sum(dim=1, dtype=torch.float64).isfinite()).nonzero()[:, 0]
         if len(broken):
-            rows = count_of(len(broken), "row")
+            rows = counted(len(broken), "row")
             raise UserError(f"vectors: NaN or infinite numbers in {rows}, the first is row {int(broken[0])}")
 
     def class_name(self, label: int) -> str:

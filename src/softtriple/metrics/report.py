@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 
 if TYPE_CHECKING:  # pydantic's decorator returns a dataclass, but type checkers see through the standard one only
     from dataclasses import dataclass
@@ -121,14 +121,14 @@ def format_table(report: Report) -> str:
             low, high = report.intervals[name]
             line += f"   {100 * low:.2f} to {100 * high:.2f}"
         lines.append(line)
-    queries, classes = count_of(report.num_queries, "query"), count_of(report.num_classes, "class")
-    lines.append(f"{queries} of {classes} against {count_of(report.num_gallery, 'item')}")
+    queries, classes = counted(report.num_queries, "query"), counted(report.num_classes, "class")
+    lines.append(f"{queries} of {classes} against {counted(report.num_gallery, 'item')}")
     if report.incomplete:
         lines.append("incomplete: the data set lacks some of its items")
     if report.num_without_positives:
-        lines.append(f"left out: {count_of(report.num_without_positives, 'query')} without another item of the class")
+        lines.append(f"left out: {counted(report.num_without_positives, 'query')} without another item of the class")
     if report.num_zero_vectors:
-        lines.append(f"{count_of(report.num_zero_vectors, 'zero vector')}: similar to nothing")
+        lines.append(f"{counted(report.num_zero_vectors, 'zero vector')}: similar to nothing")
     if report.kmeans is not None:
         runs = report.kmeans
         if runs.nmi_spread is None or runs.ami_spread is None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softtriple.data.benchmark import Kind
-from softtriple.errors import UserError
+from softtriple.errors import UserError, counted
 from softtriple.models.backbones import build_backbone, restore_backbone
 from softtriple.models.backbones.module import MODULE, module_backbone, module_name
 from softtriple.models.backbones.stages import StagedNetwork
@@ -24,7 +24,6 @@ from softtriple.models.inputs import Batch, Images, Texts, Vectors, example_inpu
 from softtriple.models.lora import add_low_rank, freeze_all_but_low_rank, merge_low_rank
 from softtriple.models.preprocess import Preprocess, TextPreprocess
 from softtriple.models.saving import fingerprint, load_encoder, open_encoder, separate_tensors, write_encoder
-from softtriple.progress import counted
 
 FrozenBatchNorm = Literal["off", "statistics", "statistics+affine"]
 

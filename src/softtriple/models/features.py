@@ -32,10 +32,10 @@ from softtriple.data import (
 )
 from softtriple.data.cache import cached, fits, map_rows, mark_used, write_rows
 from softtriple.data.sampling import stream
-from softtriple.errors import UserError
+from softtriple.errors import UserError, counted
 from softtriple.models.encoder import Encoder
 from softtriple.models.preprocess import Preprocess
-from softtriple.progress import Reporter, counted
+from softtriple.progress import Reporter
 
 Rows = Integer[np.ndarray, " rows"]
 Inputs = Num[Tensor, "batch ..."]

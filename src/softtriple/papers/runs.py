@@ -10,13 +10,13 @@ from matplotlib.figure import Figure
 
 from softtriple.config import Config, with_settings, with_values
 from softtriple.data import Benchmark, absolute_spec
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.metrics import Report
 from softtriple.models.description import read_description
 from softtriple.papers.hdc import train_hdc
 from softtriple.papers.recipes import PROTOCOLS
 from softtriple.papers.sheets import Block, Facts, Result, Sheet
-from softtriple.progress import Reporter, counted
+from softtriple.progress import Reporter
 from softtriple.report.page import describe_trainable
 from softtriple.training import Run, train
 from softtriple.training.auto import starts_from_weights

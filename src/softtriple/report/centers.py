@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, counted
 from softtriple.files import atomic_write
 from softtriple.losses.centers import MERGED, count_distinct
-from softtriple.progress import counted, one_line
+from softtriple.progress import one_line
 from softtriple.report.charts import draw_centers, png, svg
 from softtriple.training import Run
 
@@ -43,7 +43,7 @@ def text(counts: CenterCounts) -> str:
     lines += [f"{name:<{width}}  {count:>3}  {'●' * count}" for name, count in shown]
     by_count = sorted(Counter(counts.distinct.values()).items(), reverse=True)
     shares = ", ".join(f"{count} in {classes}" for count, classes in by_count)
-    classes = counted(len(counts.distinct), "class", "classes")
+    classes = counted(len(counts.distinct), "class")
     lines.append(f"\n{classes}, {counts.mean:.1f} of {counts.most} centres distinct on average: {shares}")
     return "\n".join(lines)
 
@@ -53,6 +53,6 @@ def draw(counts: CenterCounts, file: Path) -> None:
     writers = {".svg": svg, ".png": png}
     if file.suffix not in writers:
         raise UserError(f"{file}: unknown image format {file.suffix!r}; use .svg or .png")
-    panel = {counted(len(counts.distinct), "class", "classes"): [float(count) for count in counts.distinct.values()]}
+    panel = {counted(len(counts.distinct), "class"): [float(count) for count in counts.distinct.values()]}
     with atomic_write(file) as temporary:
         temporary.write_bytes(writers[file.suffix](draw_centers(panel, counts.most)))

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from softtriple.progress import counted
+from softtriple.errors import counted
 
 # Okabe and Ito's colours, which colour-blind people tell apart and which show on white and on black. Dashes, markers
 # and crosses carry the same information without colour.
@@ -92,9 +92,7 @@ def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> 
         bars = axes.bar(sizes, classes, color=line_style(place)[0])
         axes.bar_label(bars, padding=2)
         axes.margins(y=0.12)
-        words = ", ".join(
-            f"{size} in {counted(count, 'class', 'classes')}" for size, count in zip(sizes, classes, strict=True)
-        )
+        words = ", ".join(f"{size} in {counted(count, 'class')}" for size, count in zip(sizes, classes, strict=True))
         return _element(figure, f"centers-{place}", f"Distinct centres: {words}")
 
 

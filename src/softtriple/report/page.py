@@ -8,11 +8,10 @@ from typing import NamedTuple
 import numpy as np
 from markupsafe import Markup
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, counted
 from softtriple.files import write_text
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.metrics import Difference, Report, difference_intervals
-from softtriple.progress import counted
 from softtriple.report.charts import center_histogram, line_sample, loss_curves, recall_curves
 from softtriple.report.pictures import ClassCenters, Query, center_examples, example_queries
 from softtriple.report.templating import render
@@ -259,7 +258,7 @@ def _shares(reports: Sequence[Report]) -> list[tuple[str, str, list[float | None
 
 
 def _evaluated(report: Report) -> str:
-    queries, classes = counted(report.num_queries, "query", "queries"), counted(report.num_classes, "class", "classes")
+    queries, classes = counted(report.num_queries, "query"), counted(report.num_classes, "class")
     text = f"{queries} of {classes} against {counted(report.num_gallery, 'item')}"
     if report.num_without_positives:
         text += f", {report.num_without_positives} left out because no other item has their class"
@@ -285,7 +284,7 @@ def _hardest_classes(methods: Sequence[Method]) -> Table | None:
         return None
     mean = {name: float(np.mean([recall[name] for recall in recalls if name in recall])) for name in names}
     hardest = sorted(names, key=lambda name: (mean[name], name))[:NUM_HARDEST]
-    explanation = f"Recall@1 in per cent: the {len(hardest)} lowest of {counted(len(names), 'class', 'classes')}"
+    explanation = f"Recall@1 in per cent: the {len(hardest)} lowest of {counted(len(names), 'class')}"
     explanation += ", by the mean over methods." if len(methods) > 1 else "."
     rows = [(name, _cells([recall.get(name) for recall in recalls])) for name in hardest]
     return Table(explanation, "Class", [method.name for method in methods], rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Float32
 
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 from softtriple.search.knn import nearest
 from softtriple.search.store import Hit, IndexKind, Item, Stored
 
@@ -61,7 +61,7 @@ def check_items(
 ) -> Float32[np.ndarray, "items dim"]:
     """``vectors`` as a store takes them, one for each of ``items``, whose ids must differ."""
     if len(items) != len(vectors):
-        counts = f"{count_of(len(items), 'item')} but {count_of(len(vectors), 'vector')}"
+        counts = f"{counted(len(items), 'item')} but {counted(len(vectors), 'vector')}"
         raise UserError(f"{counts}: expected one vector per item")
     ids = [item.id for item in items]
     if len(set(ids)) < len(ids):

@@ -20,7 +20,7 @@ from PIL import Image
 
 from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Items, Split, Texts
 from softtriple.data.sampling import stream
-from softtriple.errors import UserError, count_of, did_you_mean
+from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.models import Encoder
 from softtriple.models.features import Feeds, check_items, embed_feed
 from softtriple.progress import Reporter, one_line
@@ -115,7 +115,7 @@ def index_items(
             update(done["added"] + done["moved"] + done["updated"] + done["unchanged"], total)
     store.build_index(index)
     if done["zeros"]:
-        reporter.note(f"{count_of(done['zeros'], 'item')} with a zero vector and similarity 0 to everything")
+        reporter.note(f"{counted(done['zeros'], 'item')} with a zero vector and similarity 0 to everything")
     return Indexed(
         added=done["added"],
         updated=done["updated"],
@@ -166,9 +166,7 @@ def embed_queries(
         if is_row(query) and rows is not None:
             row = int(query.removeprefix("row:"))
             if row >= len(rows):
-                raise UserError(
-                    f"{query}: the run has {count_of(len(rows), 'test item')}, row:0 to row:{len(rows) - 1}"
-                )
+                raise UserError(f"{query}: the run has {counted(len(rows), 'test item')}, row:0 to row:{len(rows) - 1}")
             vectors.append(_embed(encoder, rows.take(np.array([row]))))
         elif encoder.takes == "vector":
             raise UserError(f"{query}: the encoder takes vectors, not images or texts; use row:N of the test items")
@@ -211,7 +209,7 @@ def check_recall(store: Store, reporter: Reporter) -> float:
     """
     ids, queries = _sample(store, CHECKED_QUERIES)
     if len(ids) < 2:
-        raise UserError(f"the store has {count_of(store.count(), 'item')}; measuring recall needs at least two")
+        raise UserError(f"the store has {counted(store.count(), 'item')}; measuring recall needs at least two")
     depth = min(CHECKED_NEIGHBORS, store.count() - 1)
     truth = _tenth_scores(store, queries, depth, reporter)
     right = 0

@@ -25,7 +25,7 @@ from softtriple.data.benchmark import (
     name_order,
 )
 from softtriple.data.images import IMAGE_SUFFIXES, ImageError, missing_plugin
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 SKIP = "To leave them out: --on-error skip"
@@ -53,7 +53,7 @@ def load_folder(path: Path, *, splitting: Splitting, on_error: OnError = "stop")
         listing.skipped.extend(f"{folder}: not used, {parts[1].name}/ is the test set" for folder in unused)
         shared = len(set(train.names) & set(test.names))
         rows = np.arange(len(listing.paths))
-        note = f"split by the folders {where}, which have {count_of(shared, 'class')} in common"
+        note = f"split by the folders {where}, which have {counted(shared, 'class')} in common"
         division = Division(rows[: len(train.paths)], rows[len(train.paths) :], note)
         labels, class_names = index_names(listing.names)
     else:
@@ -110,7 +110,7 @@ def list_images(root: Path, on_error: OnError, *, unlabelled: bool = False) -> L
             empty.append(name)
     if empty and (on_error == "stop" or not paths):
         which = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
-        raise UserError(f"{root}: no images in {count_of(len(empty), 'class folder')} ({which}). {SKIP}")
+        raise UserError(f"{root}: no images in {counted(len(empty), 'class folder')} ({which}). {SKIP}")
     skipped += [f"{folders[name]}: a class folder without images" for name in empty]
     return Listing(paths, names, skipped)
 

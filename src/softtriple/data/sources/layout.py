@@ -9,7 +9,7 @@ import numpy as np
 
 from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, MissingDataError, OnError, Split, with_notes
 from softtriple.data.images import ImageError
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 
 
 class Counts(NamedTuple):
@@ -23,10 +23,10 @@ class Counts(NamedTuple):
 
     def __str__(self) -> str:
         test = (
-            f"{self.test} test and {self.gallery} gallery images" if self.gallery else count_of(self.test, "test image")
+            f"{self.test} test and {self.gallery} gallery images" if self.gallery else counted(self.test, "test image")
         )
-        train = f"{count_of(self.train, 'training image')} of {count_of(self.train_classes, 'class')}"
-        return f"{train}, {test} of {count_of(self.test_classes, 'class')}"
+        train = f"{counted(self.train, 'training image')} of {counted(self.train_classes, 'class')}"
+        return f"{train}, {test} of {counted(self.test_classes, 'class')}"
 
 
 def count(benchmark: Benchmark) -> Counts:

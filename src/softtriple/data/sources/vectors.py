@@ -26,7 +26,7 @@ from softtriple.data.benchmark import (
     index_names,
 )
 from softtriple.data.sources.folder import SKIP
-from softtriple.errors import UserError, count_of
+from softtriple.errors import UserError, counted
 from softtriple.files import atomic_write
 
 ARRAYS = ("vectors", "labels", "class_names", "paths")
@@ -73,7 +73,7 @@ def read_vectors(path: Path, on_error: OnError = "stop") -> VectorFile:
     paths = tuple(str(value) for value in arrays["paths"]) if "paths" in arrays else None
     for name, length in (("labels", len(labels)), ("paths", len(vectors) if paths is None else len(paths))):
         if length != len(vectors):
-            raise UserError(f"{path}: {count_of(len(vectors), 'vector')} but {length} {name}")
+            raise UserError(f"{path}: {counted(len(vectors), 'vector')} but {length} {name}")
 
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
@@ -107,7 +107,7 @@ def load_vectors(path: Path, *, splitting: Splitting, on_error: OnError = "stop"
         labels, numbers = contiguous_labels(labels)
         class_names = tuple(str(number) for number in numbers)
     division = divide(labels, *splitting)
-    notes = [f"{path}: left out {count_of(content.skipped, 'vector')} with NaN or infinity"] if content.skipped else []
+    notes = [f"{path}: left out {counted(content.skipped, 'vector')} with NaN or infinity"] if content.skipped else []
     return divided(path.stem, Split(Vectors(content.vectors), labels), class_names, division, notes)
 
 
@@ -185,7 +185,7 @@ def _read_parquet(path: Path) -> dict[str, Any]:
     for name in {"vectors", "labels", "paths"}.intersection(table.column_names):
         column = table.column(name).combine_chunks()
         if column.null_count:
-            raise UserError(f"{path}: column {name!r} is empty in {count_of(column.null_count, 'row')}")
+            raise UserError(f"{path}: column {name!r} is empty in {counted(column.null_count, 'row')}")
         if name != "vectors":
             arrays[name] = np.array(column.to_pylist())
             continue
