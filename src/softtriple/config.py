@@ -100,7 +100,8 @@ class TrainConfig:
     stop_after: Count | Auto = "auto"  # epochs to train, at most all ``epochs`` that the schedule is laid out for
     interpolate: Number | Auto = "auto"  # share of the way from the start of the head to its end; 1 keeps the end
     evaluate_every: Count = 0  # epochs; 0: only at the end
-    # auto: bfloat16 on CUDA devices that support it, float16 on others, float32 on a CPU
+    # auto: bfloat16 on CUDA devices that support it, float16 on others; on a CPU bfloat16 for networks with published
+    # weights if it has instructions for it, else float32
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     seed: Count = 0
     checkpoint_minutes: Number = 10.0  # within long epochs; there is always one at the end of an epoch

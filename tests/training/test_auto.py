@@ -10,7 +10,14 @@ from softtriple.models import Encoder
 from softtriple.models.features import Reading
 from softtriple.progress import Reporter
 from softtriple.training import auto as choices
-from softtriple.training.auto import choose_trainable, resolve, resolve_dim, resolve_training, trains_head_only
+from softtriple.training.auto import (
+    choose_trainable,
+    resolve,
+    resolve_dim,
+    resolve_precision,
+    resolve_training,
+    trains_head_only,
+)
 
 QUIET = Reporter(quiet=True)
 DATA = {
@@ -151,3 +158,23 @@ def test_the_clock_decides_what_is_trained(
     # Ten items in two seconds: 60 epochs of them, or 4 views.
     assert "all layers: about 2 min here; head on cached features: about 8 s" in capsys.readouterr().err
     assert choose_trainable(config, *arguments, Reporter()) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "instructions", "precision"),
+    [
+        (["model.backbone=efficientnet-lite0", "model.trainable=all"], ["avx512_bf16"], "bfloat16"),
+        (["model.backbone=efficientnet-lite0", "model.trainable=last:2"], ["amx_bf16"], "bfloat16"),
+        (["model.backbone=efficientnet-lite0", "model.trainable=all"], ["avx512_f"], "float32"),
+        (["model.backbone=efficientnet-lite0", *HEAD], ["avx512_bf16"], "float32"),
+        (["model.backbone=conv-small", "model.trainable=all"], ["avx512_bf16"], "float32"),
+        (["model.backbone=conv-small", "train.precision=bfloat16"], [], "bfloat16"),
+    ],
+)
+def test_the_processor_decides_the_precision(
+    settings: list[str], instructions: list[str], precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(instructions, True))
+    config = resolve_precision(with_settings(Config(), settings), torch.device("cpu"), QUIET)
+    assert config.train.precision == precision
+    assert resolve_precision(config, torch.device("cpu"), QUIET) == config

@@ -16,7 +16,7 @@ from softtriple.losses import HTLLoss, NPairsLoss, SoftTripleLoss
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.progress import Reporter
 from softtriple.training.directory import RunDir
-from softtriple.training.fit import half_precision, row_batches, stop_requests, train_epoch, unvalidated
+from softtriple.training.fit import row_batches, stop_requests, train_epoch, unvalidated
 from softtriple.training.optim import build_optimizer, rate_factor, set_rates
 from softtriple.training.train import train
 
@@ -260,8 +260,3 @@ def test_losses_do_not_validate_while_the_loop_does() -> None:
     with unvalidated(loss):
         assert not loss.validate
     assert loss.validate
-
-
-@pytest.mark.parametrize(("precision", "expected"), [("auto", None), ("float32", None), ("bfloat16", torch.bfloat16)])
-def test_half_precision_on_a_cpu(precision: str, expected: torch.dtype | None) -> None:
-    assert half_precision(precision, torch.device("cpu")) is expected

@@ -97,6 +97,30 @@ def resolve_training(config: Config, class_sizes: Int64[np.ndarray, " classes"],
     return replace(config, loss=loss, train=training)
 
 
+def resolve_precision(config: Config, device: torch.device, reporter: Reporter) -> Config:
+    """Resolve the precision that the encoder trains in, by what the device has instructions for, never by a timing.
+
+    Without AVX512-BF16 or AMX a CPU computes bfloat16 many times slower than float32. Networks trained from scratch and
+    heads on fixed features are small: they gain little, and stay in float32.
+    """
+    if config.train.precision != "auto":
+        return config
+    precision: Literal["float32", "bfloat16", "float16"]
+    if device.type == "cuda":
+        precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    elif trains_head_only(config) or not starts_from_weights(config.model.backbone):
+        precision = "float32"
+    else:
+        precision = "bfloat16" if _computes_bfloat16() else "float32"
+        reporter.note(f"precision: {precision}, by the instructions of this processor")
+    return replace(config, train=replace(config.train, precision=precision))
+
+
+def _computes_bfloat16() -> bool:
+    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of PyTorch do not tell
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
+
+
 def trains_head_only(config: Config) -> bool:
     """Whether what is trained is a linear head on features that do not change and are worth starting from."""
     fixed = config.model.trainable == "head" or config.model.backbone == "linear"

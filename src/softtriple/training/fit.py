@@ -31,6 +31,8 @@ from softtriple.training.optim import build_optimizer, estimate_memory, set_rate
 # Steps between two looks at the loss: each look waits for the device, and over ranks for the slowest of them.
 LOOK_EVERY = 10
 LOG_EVERY = 50
+# What the encoder computes in under autocast; None: no autocast.
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Labels = Int64[np.ndarray, " items"]
 Rows = Integer[np.ndarray, " rows"]
@@ -121,7 +123,7 @@ def fit(
     assert batch_size != "auto"
     stop_after = epochs if config.stop_after == "auto" else min(config.stop_after, epochs)
     optimizer = build_optimizer(encoder, loss, config)
-    half = half_precision(config.precision, device)
+    half = PRECISIONS[config.precision]
     scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
     reporter.note(f"memory{_per_rank()}: about {estimate_memory(encoder, loss, batch_size)}")
     position, log = Position(), []
@@ -229,15 +231,6 @@ def own_parts(feed: Feed, row_batches: Iterable[Rows], epoch: int) -> Generator[
         for (inputs, labels), batch in zip(parts, known, strict=True):
             part = dist.share(len(batch))
             yield inputs, labels[: part.stop - part.start]
-
-
-def half_precision(precision: str, device: torch.device) -> torch.dtype | None:
-    """The type that the encoder computes in under autocast, or None for float32."""
-    if precision == "auto":
-        if device.type != "cuda":
-            return None
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
 
 
 def summary_writer() -> Any:

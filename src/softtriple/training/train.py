@@ -32,7 +32,7 @@ from softtriple.models.features import Feed, Feeds, Rows, feature_rows
 from softtriple.models.heads import Head, closed_form_head
 from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
-from softtriple.training.auto import CUSTOM, choose_trainable, resolve, resolve_dim, resolve_training
+from softtriple.training.auto import CUSTOM, choose_trainable, resolve, resolve_dim, resolve_precision, resolve_training
 from softtriple.training.baseline import measure_baseline
 from softtriple.training.checkpoint import find_checkpoints
 from softtriple.training.choose import class_splits, instance_splits, interpolate
@@ -178,6 +178,7 @@ def prepare(
         lambda: choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
     )
     config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
+    config = resolve_precision(config, dist.device(), reporter)
     if loss is not None:
         whole = as_loss(loss, len(classes), encoder.dim)
     else:
