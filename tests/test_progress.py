@@ -1,5 +1,7 @@
 """What a person is told while they wait."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from softtriple.progress import Reporter
@@ -8,7 +10,8 @@ from softtriple.progress import Reporter
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr("softtriple.progress.time.monotonic", lambda: now[0])
+    # Not time.monotonic itself: the event loop of a server that other tests share would stand still with it.
+    monkeypatch.setattr("softtriple.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
