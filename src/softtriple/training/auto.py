@@ -1,9 +1,9 @@
 """What "auto" resolves to: decisions that follow from the data and the machine, made once, printed and recorded."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -117,7 +117,8 @@ def resolve_precision(config: Config, device: torch.device, reporter: Reporter) 
 
 
 def _computes_bfloat16() -> bool:
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of PyTorch do not tell
+    # Older versions of PyTorch do not tell.
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
