@@ -142,7 +142,7 @@ def signal_and_noise() -> tuple[Head, Head]:
 def test_no_training_if_training_hurts() -> None:
     features, labels = with_nuisance()
     signal, noise = signal_and_noise()
-    gains = choose_share(signal, [noise, noise], features, labels)
+    gains = choose_share(signal, {1: noise, 2: noise}, features, labels)
     assert gains[0, 0.0] == Trial(0.0, 0.0)
     assert set(gains) == {(0, 0.0), *((epoch, share) for epoch in (1, 2) for share in SHARES)}
     assert gains[1, 1.0].recall < -0.5
@@ -153,14 +153,14 @@ def test_no_training_if_training_hurts() -> None:
 def test_no_training_if_nothing_changes() -> None:
     features, labels = clusters(20, 6, 4, 0.2)
     start = (torch.eye(4), torch.zeros(4))
-    choice = best_choice([choose_share(start, [start], features, labels)])
+    choice = best_choice([choose_share(start, {1: start}, features, labels)])
     assert (choice.epochs, choice.share) == (0, 0.0)
 
 
 def test_the_epoch_that_helps_is_chosen() -> None:
     features, labels = with_nuisance()
     signal, noise = signal_and_noise()
-    ends = [noise, signal, noise]
+    ends = {1: noise, 2: signal, 3: noise}
     choice = best_choice([choose_share((torch.eye(18), torch.zeros(18)), ends, features, labels)] * 2)
     assert (choice.epochs, choice.share) == (2, 1.0)
     before = trial_by_loops(features, labels, list(range(len(labels))), list(range(len(labels))))
@@ -172,10 +172,23 @@ def test_the_epoch_that_helps_is_chosen() -> None:
 def test_splits_are_averaged() -> None:
     none = {(0, 0.0): Trial(0.0, 0.0)}
     first = none | {(1, 0.5): Trial(0.3, 0.3), (1, 1.0): Trial(0.1, 0.1)}
-    second = none | {(1, 0.5): Trial(-0.4, -0.4), (1, 1.0): Trial(0.1, 0.3)}
+    second = none | {(1, 0.5): Trial(0.0, -0.0), (1, 1.0): Trial(0.1, 0.5)}
     choice = best_choice([first, second])
     assert (choice.epochs, choice.share) == (1, 1.0)
-    assert choice.gain == pytest.approx((0.1, 0.2))
+    assert choice.gain == pytest.approx((0.1, 0.3))
+
+
+@pytest.mark.parametrize(
+    "gains",
+    [
+        [Trial(0.3, 0.3), Trial(-0.1, -0.1)],  # one split denies what the other promises
+        [Trial(0.3, -0.1), Trial(0.3, -0.1)],  # one metric gains what the other loses
+        [Trial(-0.1, 0.3), Trial(-0.1, 0.3)],
+    ],
+)
+def test_a_gain_that_is_not_sure_is_left(gains: list[Trial]) -> None:
+    choice = best_choice([{(0, 0.0): Trial(0.0, 0.0), (1, 1.0): gain} for gain in gains])
+    assert (choice.epochs, choice.share) == (0, 0.0)
 
 
 def test_interpolation_ends_at_its_ends() -> None:

@@ -7,7 +7,7 @@ epoch, and the share of the way from the start to the end of training (WiSE-FT, 
 retrieve their items best.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +57,10 @@ class Trial(NamedTuple):
         """What candidates are compared by: the mean of Recall@1 and MAP@R."""
         return (self.recall + self.map_at_r) / 2
 
+    def not_below(self, other: "Trial") -> bool:
+        """Whether neither metric is below that of ``other``."""
+        return self.recall >= other.recall and self.map_at_r >= other.map_at_r
+
 
 def choose_start(
     features: Float[Tensor, "items features"],
@@ -66,9 +70,9 @@ def choose_start(
 ) -> Start:
     """The closed-form head that retrieves held-out items best, by cross-validation over ``splits`` of the rows.
 
-    The default of these is `class_splits`. Judged in the whole width of the features. A start whose Recall@1 falls
-    below that of the plain features is not taken; if all do, the plain features are. Among starts whose difference is
-    within the spread over splits, the first in ``starts`` is taken.
+    The default of these is `class_splits`. Judged in the whole width of the features. A start whose Recall@1 or MAP@R
+    falls below that of the plain features is not taken; if all do, the plain features are. Among starts whose
+    difference is within the spread over splits, the first in ``starts`` is taken.
     """
     trials: dict[Start, list[Trial]] = {start: [] for start in (*starts, IDENTITY)}
     for train, held_out in class_splits(labels) if splits is None else splits:
@@ -83,7 +87,7 @@ def choose_start(
             embedded = ((features.double() - mean) * scale @ whitening).float()
             trials[start].append(try_retrieval(embedded, labels, held_out))
     plain = _mean(trials[IDENTITY])
-    allowed = [start for start in starts if _mean(trials[start]).recall >= plain.recall] or [IDENTITY]
+    allowed = [start for start in starts if _mean(trials[start]).not_below(plain)] or [IDENTITY]
     best = max(allowed, key=lambda start: _mean(trials[start]).score)
     for start in allowed:
         gains = np.array([b.score - a.score for a, b in zip(trials[start], trials[best], strict=True)])
@@ -100,12 +104,14 @@ class Choice(NamedTuple):
     gain: Trial  # over the start, on held-out classes
 
 
-def choose_share(start: Head, ends: Iterable[Head], features: Tensor, labels: Labels) -> dict[tuple[int, float], Trial]:
-    """What each epoch and share gains over the start on held-out items; ``ends`` are the heads after each epoch."""
+def choose_share(
+    start: Head, ends: Mapping[int, Head], features: Tensor, labels: Labels
+) -> dict[tuple[int, float], Trial]:
+    """What each epoch and share gains over the start on held-out items; ``ends`` are the heads after some epochs."""
     rows = np.arange(len(labels))
     before = try_retrieval(_project(start, features), labels, rows)
     gains = {(0, 0.0): Trial(0.0, 0.0)}
-    for epoch, end in enumerate(ends, start=1):
+    for epoch, end in ends.items():
         for share in SHARES:
             after = try_retrieval(_project(interpolate(start, end, share), features), labels, rows)
             gains[epoch, share] = Trial(after.recall - before.recall, after.map_at_r - before.map_at_r)
@@ -113,9 +119,17 @@ def choose_share(start: Head, ends: Iterable[Head], features: Tensor, labels: La
 
 
 def best_choice(splits: Sequence[dict[tuple[int, float], Trial]]) -> Choice:
-    """The epoch and share with the best mean gain over ``splits``; no training if none has any."""
+    """The epoch and share with the best mean gain over ``splits``, if it helps in each of them; else no training.
+
+    Neither Recall@1 nor MAP@R may fall in the mean. With few classes one split often promises what another denies.
+    """
     means = {key: _mean([gains[key] for gains in splits]) for key in splits[0]}
-    key = max(means, key=lambda key: means[key].score)
+    safe = [
+        key
+        for key, mean in means.items()
+        if mean.not_below(Trial(0.0, 0.0)) and all(gains[key].score >= 0 for gains in splits)
+    ]
+    key = max(safe, key=lambda key: means[key].score)
     return Choice(*key, means[key])
 
 
@@ -178,4 +192,4 @@ def _mean(trials: Sequence[Trial]) -> Trial:
 
 def _project(head: Head, features: Tensor) -> Tensor:
     weight, bias = head
-    return F.linear(features.double(), weight.double(), bias.double()).float()
+    return F.linear(features.float(), weight.float(), bias.float())

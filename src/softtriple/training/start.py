@@ -31,6 +31,7 @@ from softtriple.training.fit import fit
 from softtriple.training.loading import QUIET
 
 FEWEST_CLASSES = 4  # with fewer, half of them say nothing about the others
+LOOKS = 10  # at held-out classes during a trial
 SPLITS = 2  # of the training classes, over which the gain of training is averaged
 
 
@@ -128,22 +129,26 @@ def _choose_length(config: Config, problem: HeadProblem, reporter: Reporter) -> 
     return replace(config, train=replace(train, interpolate=share))
 
 
-def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head, list[Head]]:
-    """The head before, and after each epoch of, training on some of the items."""
+def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head, dict[int, Head]]:
+    """The head before training on some of the items, and after every tenth of the epochs."""
     encoder, features = problem.encoder, problem.features[rows]
     numbers, classes = contiguous_labels(problem.labels[rows])
     start = closed_form_head(features, torch.from_numpy(numbers), encoder.dim, head_start(config))
     encoder.set_head(*start)
     loss = problem.build_loss(len(classes)).to(problem.device)
     initialize_centers(loss, encoder, features, numbers)
-    ends: list[Head] = []
+    epochs = config.train.epochs
+    assert epochs != "auto"
+    every = max(1, epochs // LOOKS)
+    ends: dict[int, Head] = {}
 
     def keep_head() -> dict[str, float]:
         assert isinstance(encoder.head, nn.Linear)
-        ends.append((encoder.head.weight.detach().cpu().clone(), encoder.head.bias.detach().cpu().clone()))
+        weight, bias = (parameter.detach().cpu().clone() for parameter in (encoder.head.weight, encoder.head.bias))
+        ends[(len(ends) + 1) * every] = weight, bias
         return {}
 
-    train = replace(config.train, evaluate_every=1, stop_after=config.train.epochs, tensorboard=False)
+    train = replace(config.train, evaluate_every=every, stop_after=epochs, tensorboard=False)
     part = problem.training.only(rows, numbers)
     fit(train, encoder, loss, part, directory=None, evaluate=keep_head, device=problem.device, reporter=QUIET)
     return start, ends
