@@ -43,6 +43,12 @@ class DataConfig:
     augment: Literal["auto", "none", "crop", "resized-crop", "affine"] = "auto"
     cache_gigabytes: Number = 8.0  # for resized images and for cached features, each; 0 turns the caches off
     on_error: Literal["stop", "skip"] = "stop"
+    workers: Count | Auto = "auto"  # threads that decode and augment images in advance; auto: as many as cores
+
+    @property
+    def num_workers(self) -> int | None:
+        """Threads that decode images, or None for as many as cores."""
+        return None if self.workers == "auto" else self.workers
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)

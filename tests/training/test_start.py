@@ -58,7 +58,7 @@ def chosen(run: Run) -> list[object]:
 def test_everything_is_decided_and_recorded(outcome: Run) -> None:
     config = outcome.config
     # A run may continue on another machine; and "choose" says who decides, not what was decided.
-    open_settings = {"precision", "choose"}
+    open_settings = {"workers", "choose"}
     for group in (config.data, config.model, config.loss, config.train):
         assert set(autos(dataclasses.asdict(group))) <= open_settings
     assert outcome.directory.read_config() == config

@@ -80,6 +80,7 @@ class Reading:
     view: View | None = None
     seed: int = 0
     cache: ImageCache | None = field(default=None, compare=False, repr=False)
+    workers: int | None = field(default=None, compare=False, repr=False)
 
     @property
     def is_eval(self) -> bool:
@@ -103,9 +104,11 @@ class Feeds:
         seed: int = 0,
         views: int = 1,
         cache_bytes: float = 0.0,
+        workers: int | None = None,
     ) -> None:
         self._encoder, self._reporter, self.frozen = encoder, reporter, frozen
         self._augment, self._seed, self._views, self._cache_bytes = augment, seed, views, cache_bytes
+        self._workers = workers
         self._caches: dict[tuple[str, ...], ImageCache | None] = {}
 
     def training(self, split: Split) -> Feed:
@@ -124,12 +127,13 @@ class Feeds:
         """How ``split`` is read with ``augment``; decodes and caches its images first if that fits."""
         preprocess = self._encoder.preprocess
         if not isinstance(preprocess, Preprocess):
-            return Reading()
+            return Reading(workers=self._workers)
         # Augmented views have the size of training, which the size of evaluation may differ from.
         view = preprocess.eval_view
         if augment != "none":
             view = View(size=preprocess.size, resize=preprocess.resize, augment=augment)
-        return Reading(view, 0 if augment == "none" else self._seed, self._image_cache(split, view))
+        seed = 0 if augment == "none" else self._seed
+        return Reading(view, seed, self._image_cache(split, view), self._workers)
 
     def _image_cache(self, split: Split, view: View) -> ImageCache | None:
         if not isinstance(split.items, ImageFiles) or not self._cache_bytes or view.resize is None:
@@ -142,8 +146,9 @@ class Feeds:
                     return cache
             with dist.main_first(), self._reporter.task("reading images") as update:
                 self._caches[paths] = open_cache(
-                    split.items, view.resize, budget=self._cache_bytes, notify=self._reporter.note, progress=update
-                )
+                    split.items, view.resize,
+                    budget=self._cache_bytes, notify=self._reporter.note, workers=self._workers, progress=update,
+                )  # fmt: skip
         return self._caches[paths]
 
     def _cached(self, split: Split, reading: Reading, views: int) -> Feed | None:
@@ -178,7 +183,10 @@ def item_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
     check_items(encoder, split)
 
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
-        read = batches(split, row_batches, reading.view, seed=reading.seed, epoch=epoch, cache=reading.cache)
+        read = batches(
+            split, row_batches, reading.view,
+            seed=reading.seed, epoch=epoch, cache=reading.cache, workers=reading.workers,
+        )  # fmt: skip
         with closing(read) as items:
             for inputs, labels in items:
                 yield encoder.prepare(inputs), labels

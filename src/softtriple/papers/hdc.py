@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
+from softtriple import dist
 from softtriple.config import Config, LossConfig
 from softtriple.data import Benchmark, contiguous_labels
-from softtriple.data import Vectors as VectorItems
 from softtriple.errors import UserError
 from softtriple.losses.base import Labels, Loss, Vectors, require_count, require_nonnegative, require_positive
 from softtriple.losses.pairs import squared_distances
@@ -30,10 +30,10 @@ from softtriple.models.features import Feeds
 from softtriple.models.inputs import example_input
 from softtriple.progress import Reporter
 from softtriple.training import Run
-from softtriple.training.auto import CUSTOM, resolve, resolve_training
+from softtriple.training.auto import CUSTOM, resolve, resolve_precision, resolve_training
 from softtriple.training.directory import RunDir
 from softtriple.training.loading import as_benchmark, divide
-from softtriple.training.train import Prepared, train_prepared
+from softtriple.training.train import Prepared, encoder_config, train_prepared
 
 HEADS = 3
 # The authors average their 14×14 maps by 5×5 with stride 3, which gives 4×4 cells.
@@ -64,7 +64,8 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
         if custom.model.trainable == "auto":
             raise UserError("model.trainable = 'auto': for HDC choose all or head")
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
-        config = replace(resolve_training(custom, sizes, reporter), loss=config.loss)
+        resolved = resolve_precision(resolve_training(custom, sizes, reporter), dist.device(), reporter)
+        config = replace(resolved, loss=config.loss)
         return train_prepared(_prepare(config, benchmark, reporter), directory=directory, reporter=reporter)
 
 
@@ -72,21 +73,10 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
     model, seed = config.model, config.train.seed
     assert model.dim != "auto"
     assert model.freeze_batch_norm != "auto"
-    assert model.pooling != "auto"
     rows, held_out = divide(benchmark.train, config)
     labels, classes = contiguous_labels(benchmark.train.labels[rows])
     torch.manual_seed(seed)
-    items = benchmark.train.items
-    described = EncoderConfig(
-        backbone=model.backbone,
-        dim=model.dim,
-        pooling=model.pooling,
-        layer_norm=bool(model.layer_norm),
-        weights=model.weights,
-        input_size=model.input_size,
-        hidden=model.hidden or None,
-        in_features=items.values.shape[1] if isinstance(items, VectorItems) else None,
-    )
+    described = encoder_config(model, model.dim, benchmark)
     encoder = build_hdc_encoder(described, [benchmark.class_names[label] for label in classes])
     encoder.freeze_batch_norm(model.freeze_batch_norm)
     feeds = Feeds(
@@ -97,6 +87,7 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
         seed=seed,
         views=config.train.views,
         cache_bytes=config.data.cache_gigabytes * 1e9,
+        workers=config.data.num_workers,
     )
     loss = HDCLoss(len(classes), model.dim, **config.loss.options)
     return Prepared(config, benchmark, encoder, loss, rows, labels, held_out, feeds)

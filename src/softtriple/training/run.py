@@ -289,8 +289,13 @@ class Run:
         device = dist.device()
         self.encoder.to(device)
         frozen = 0 if self.config.model.trainable == "auto" else self.encoder.set_trainable(self.config.model.trainable)
-        cache_bytes = self.config.data.cache_gigabytes * 1e9
-        return Feeds(self.encoder, reporter=self._reporter, frozen=frozen, cache_bytes=cache_bytes)
+        return Feeds(
+            self.encoder,
+            reporter=self._reporter,
+            frozen=frozen,
+            cache_bytes=self.config.data.cache_gigabytes * 1e9,
+            workers=self.config.data.num_workers,
+        )
 
 
 def build_configured_loss(config: Config, num_classes: int) -> Loss:

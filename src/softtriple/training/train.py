@@ -172,6 +172,7 @@ def prepare(
         seed=config.train.seed,
         views=config.train.views,
         cache_bytes=config.data.cache_gigabytes * 1e9,
+        workers=config.data.num_workers,
     )
     reading = feeds.reading(benchmark.train, config.data.augment)
     config = dist.from_main(
@@ -253,7 +254,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
 
 def build_network(config: Config, benchmark: Benchmark, module: nn.Module | None = None) -> StagedNetwork:
     """The backbone that the configuration names, or ``module`` as one, for the items of ``benchmark``."""
-    described = _encoder_config(config.model, None, _in_features(benchmark))
+    described = encoder_config(config.model, None, benchmark)
     if module is not None:
         return module_backbone(module, None, described.in_features)
     return build_backbone(described.backbone, weights=described.weights, **described.backbone_options)
@@ -262,16 +263,11 @@ def build_network(config: Config, benchmark: Benchmark, module: nn.Module | None
 def build_encoder(config: Config, benchmark: Benchmark, class_names: Sequence[str], network: StagedNetwork) -> Encoder:
     """The encoder that the resolved configuration describes, on ``network``."""
     assert config.model.dim != "auto"
-    described = _encoder_config(config.model, config.model.dim, _in_features(benchmark))
+    described = encoder_config(config.model, config.model.dim, benchmark)
     encoder = Encoder(described, class_names, backbone=network)
     assert config.model.freeze_batch_norm != "auto"
     encoder.freeze_batch_norm(config.model.freeze_batch_norm)
     return encoder
-
-
-def _in_features(benchmark: Benchmark) -> int | None:
-    items = benchmark.train.items
-    return items.values.shape[1] if isinstance(items, Vectors) else None
 
 
 def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
@@ -306,7 +302,9 @@ def _start(
     return config, start
 
 
-def _encoder_config(model: ModelConfig, dim: int | None, in_features: int | None) -> EncoderConfig:
+def encoder_config(model: ModelConfig, dim: int | None, benchmark: Benchmark) -> EncoderConfig:
+    """What the resolved configuration says of the encoder for the items of ``benchmark``; no head if no ``dim``."""
+    items = benchmark.train.items
     assert model.pooling != "auto"
     return EncoderConfig(
         backbone=model.backbone,
@@ -318,7 +316,7 @@ def _encoder_config(model: ModelConfig, dim: int | None, in_features: int | None
         input_size=model.input_size,
         eval_size=model.eval_size,
         hidden=model.hidden or None,
-        in_features=in_features,
+        in_features=items.values.shape[1] if isinstance(items, Vectors) else None,
     )
 
 
