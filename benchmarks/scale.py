@@ -19,7 +19,8 @@ from measuring import machine, peak_memory, reset_peak_memory, run_alone, save, 
 
 from softtriple import SoftTripleLoss, dist
 from softtriple.losses import SampledSoftTripleLoss, sample_classes, shard
-from softtriple.training.optim import RowAdam, estimate_memory
+from softtriple.training.memory import estimate_memory
+from softtriple.training.optim import RowAdam
 
 BATCH, DIM, K, STEPS = 64, 128, 2, 20
 

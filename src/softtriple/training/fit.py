@@ -26,7 +26,8 @@ from softtriple.models.features import Feed, embed_together
 from softtriple.progress import Reporter
 from softtriple.training.checkpoint import Position, load_checkpoint, save_checkpoint
 from softtriple.training.directory import RunDir
-from softtriple.training.optim import build_optimizer, estimate_memory, set_rates
+from softtriple.training.memory import activation_bytes, check_memory, estimate_memory
+from softtriple.training.optim import build_optimizer, set_rates
 
 # Steps between two looks at the loss: each look waits for the device, and over ranks for the slowest of them.
 LOOK_EVERY = 10
@@ -125,7 +126,11 @@ def fit(
     optimizer = build_optimizer(encoder, loss, config)
     half = PRECISIONS[config.precision]
     scaler = torch.amp.GradScaler(device.type, enabled=half is torch.float16)
-    reporter.note(f"memory{_per_rank()}: about {estimate_memory(encoder, loss, batch_size)}")
+    # With the first stages cached, what runs of the encoder is small.
+    activations = 0 if feed.first else activation_bytes(encoder, half) * -(-batch_size // dist.world_size())
+    memory = estimate_memory(encoder, loss, batch_size, activations)
+    reporter.note(f"memory{_per_rank()}: about {memory}")
+    check_memory(memory, device)
     position, log = Position(), []
     if directory is not None:
         position = load_checkpoint(directory.checkpoints, encoder, loss, optimizer, scaler)

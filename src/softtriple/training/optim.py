@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adam import adam
 
 from softtriple.config import TrainConfig
@@ -160,37 +160,3 @@ def rate_factor(epoch: int, milestones: Sequence[int]) -> float:
     """
     passed = sum(epoch >= milestone for milestone in milestones)
     return float(f"1e-{passed}")
-
-
-class Memory(NamedTuple):
-    """Bytes that one rank is known to need; activations of the encoder and the data come on top."""
-
-    parameters: int
-    gradients: int
-    optimizer: int  # Adam's two moments
-    scratch: int  # of the loss
-
-    def __str__(self) -> str:
-        named = zip(("parameters", "gradients", "optimiser", "loss"), self, strict=True)
-        parts = ", ".join(f"{name} {_size(count)}" for name, count in named)
-        return f"{_size(sum(self))} ({parts}), plus activations and data"
-
-
-def estimate_memory(encoder: nn.Module, loss: Loss, batch_size: int) -> Memory:
-    """Memory for this rank's state and a training step; ``batch_size`` counts the examples of all ranks."""
-    learned = sum(_bytes(p) for p in encoder.parameters() if p.requires_grad)
-    centers = sum(_bytes(p) for p in loss.parameters() if p.requires_grad)
-    return Memory(
-        parameters=sum(_bytes(p) for module in (encoder, loss) for p in module.parameters()),
-        gradients=learned + loss.gradient_bytes(batch_size),
-        optimizer=2 * (learned + centers),
-        scratch=loss.working_bytes(batch_size),
-    )
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,98 @@
+"""How much memory a training step needs, and whether there is enough of it."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from softtriple.errors import UserError
+from softtriple.losses import Loss
+from softtriple.models import Encoder
+from softtriple.models.inputs import example_input
+from softtriple.models.preprocess import Preprocess
+
+MEMINFO = Path("/proc/meminfo")
+
+
+class Memory(NamedTuple):
+    """Bytes that one rank is known to need; the data come on top."""
+
+    parameters: int
+    gradients: int
+    optimizer: int  # Adam's two moments
+    scratch: int  # of the loss
+    activations: int = 0  # of the encoder, kept for the backward pass
+
+    def __str__(self) -> str:
+        named = zip(("parameters", "gradients", "optimiser", "loss", "activations"), self, strict=True)
+        parts = ", ".join(f"{name} {_size(count)}" for name, count in named)
+        return f"{_size(sum(self))} ({parts}), plus data"
+
+
+def estimate_memory(encoder: nn.Module, loss: Loss, batch_size: int, activations: int = 0) -> Memory:
+    """Memory for this rank's state and a training step; ``batch_size`` counts the examples of all ranks."""
+    learned = sum(_bytes(p) for p in encoder.parameters() if p.requires_grad)
+    centers = sum(_bytes(p) for p in loss.parameters() if p.requires_grad)
+    return Memory(
+        parameters=sum(_bytes(p) for module in (encoder, loss) for p in module.parameters()),
+        gradients=learned + loss.gradient_bytes(batch_size),
+        optimizer=2 * (learned + centers),
+        scratch=loss.working_bytes(batch_size),
+        activations=activations,
+    )
+
+
+def activation_bytes(encoder: Encoder, half: torch.dtype | None = None) -> int:
+    """What the backward pass keeps of one image: the tensors that autograd saves, other than parameters.
+
+    0 for other items: vectors need little, and texts have no size of their own.
+    """
+    if not isinstance(encoder.preprocess, Preprocess):
+        return 0
+    device = next(encoder.parameters()).device
+    inputs = example_input(encoder.preprocess, encoder.config.in_features).to(device)
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*encoder.parameters(), *encoder.buffers())}
+    saved: dict[int, Tensor] = {}  # by address; the tensors stay alive, so that no address is used twice
+
+    def keep(tensor: Tensor) -> Tensor:
+        saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    was_training = encoder.training
+    encoder.eval()
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None),
+    ):
+        encoder(inputs)
+    encoder.train(was_training)
+    return sum(tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in own)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated, or None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if not MEMINFO.is_file():
+        return None
+    lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines() if ":" in line)
+    return 1024 * int(lines["MemAvailable"].split()[0]) if "MemAvailable" in lines else None
+
+
+def check_memory(needed: Memory, device: torch.device) -> None:
+    """UserError if training needs more memory than there is: better than being killed in the first step."""
+    free = free_memory(device)
+    if free is not None and sum(needed) > free:
+        raise UserError(
+            f"training needs about {needed}, but only {_size(free)} are free. Make train.batch_size smaller (and "
+            "train.accumulate larger), model.input_size smaller, or train only the head: --set model.trainable=head"
+        )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
