@@ -88,6 +88,8 @@ class LossConfig:
 class TrainConfig:
     """How long and how fast to train; "auto" depends on what is trained, and is recorded resolved."""
 
+    # A budget for training a network with published weights, which decides what is trained; the decision is recorded
+    minutes: Number | None = None
     epochs: Count | Auto = "auto"  # about 460 steps for a head on fixed features, else the paper's 50
     batch_size: Positive | Auto = "auto"  # 128 for a head on fixed features, else the paper's 32
     lr: Number | Auto = "auto"  # head on fixed features 4e-4 (texts 1.6e-3), published weights 1e-4, from scratch 1e-3

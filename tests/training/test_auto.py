@@ -6,12 +6,16 @@ import torch
 
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, ImageFiles, Items, Split, Texts, Vectors, View
+from softtriple.errors import UserError
 from softtriple.models import Encoder
 from softtriple.models.features import Reading
 from softtriple.progress import Reporter
 from softtriple.training import auto as choices
 from softtriple.training.auto import (
+    Plan,
+    check_budget,
     choose_trainable,
+    plan_training,
     resolve,
     resolve_dim,
     resolve_precision,
@@ -145,19 +149,47 @@ def test_what_was_chosen_is_kept() -> None:
     assert resolve_training(config, np.full(2, 5), QUIET) == config
 
 
-@pytest.mark.parametrize(("patience", "trainable"), [(0, "head"), (3600, "all")])
-def test_the_clock_decides_what_is_trained(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], patience: int, trainable: str
-) -> None:
-    monkeypatch.setattr(choices, "PATIENCE_SECONDS", patience)
-    monkeypatch.setattr(choices, "_seconds", lambda function: 2.0)
-    encoder = Encoder.from_backbone("conv-small", dim=4)
-    arguments = (encoder, benchmark(DATA["drawings"]).train, Reading(View(size=32, resize=32)), torch.device("cpu"))
-    config = choose_trainable(with_settings(Config(), ["train.epochs=60"]), *arguments, Reporter())
+@pytest.mark.parametrize(("device", "trainable"), [("cpu", "head"), ("cuda", "all")])
+def test_without_a_budget_the_device_decides_what_is_trained(device: str, trainable: str) -> None:
+    arguments = (Encoder.from_backbone("conv-small", dim=4), benchmark(DATA["drawings"]).train, Reading())
+    config = choose_trainable(Config(), *arguments, torch.device(device), QUIET)
     assert config.model.trainable == trainable
-    # Ten items in two seconds: 60 epochs of them, or 4 views.
-    assert "all layers: about 2 min here; head on cached features: about 8 s" in capsys.readouterr().err
-    assert choose_trainable(config, *arguments, Reporter()) == config
+    assert choose_trainable(config, *arguments, torch.device(device), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("minutes", "first"),
+    [
+        (100, Plan("all", None, 50, 5000.0)),
+        (20, Plan("all", None, 12, 1200.0)),
+        (10, Plan("all", 160, 11, 11 * 1000 / 10 / 1.96)),  # (224 / 160)² = 1.96 times as fast
+        (5, Plan("head", None, 50, 1000 * 4 / 40)),
+    ],
+)
+def test_a_budget_is_spent_on_as_much_of_the_network_as_it_allows(minutes: int, first: Plan) -> None:
+    plans = plan_training(items=1000, size=224, views=4, epochs=50, forward=40.0, training=10.0, seconds=60.0 * minutes)
+    assert plans[0][:3] == first[:3]
+    assert plans[0].seconds == pytest.approx(first.seconds)
+    assert plans[0].seconds <= 60 * minutes
+    assert plans[-1].trainable == "head"
+
+
+def test_a_plan_is_recorded_instead_of_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choices, "_seconds", lambda function: 1.0)  # for ten items
+    items = benchmark(DATA["drawings"]).train
+    arguments = (Encoder.from_backbone("conv-small", dim=4), items, Reading(View(size=224, resize=256)))
+    config = with_settings(Config(), ["train.minutes=0.2", "train.epochs=20"])
+    chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
+    assert (chosen.model.trainable, chosen.train.epochs, chosen.train.minutes) == ("all", 12, None)
+    config = with_settings(config, ["train.minutes=0.1"])
+    chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
+    assert (chosen.model.input_size, chosen.model.eval_size, chosen.train.epochs) == (160, 224, 11)
+
+
+def test_a_budget_with_nothing_to_decide_is_refused() -> None:
+    config = with_settings(Config(), ["train.minutes=5", "model.trainable=head"])
+    with pytest.raises(UserError, match=r"train\.minutes = 5.*model\.trainable = 'head'"):
+        check_budget(config)
 
 
 @pytest.mark.parametrize(

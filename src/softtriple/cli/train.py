@@ -22,6 +22,10 @@ def train(
     backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
     dim: Annotated[int | None, typer.Option("--dim", help="Width of the embedding.", metavar="N")] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data.", metavar="N")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", help="Time for training; decides how much of the network learns.", metavar="N"),
+    ] = None,
     on_error: OnError = None,
     settings: Settings = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
@@ -32,7 +36,7 @@ def train(
     if preset is not None:
         chosen = with_preset(chosen, preset)
     given: dict[str, Any] = {"data.on_error": on_error, "model.dim": dim, "train.epochs": epochs}
-    given |= {"loss.name": loss, "model.backbone": backbone}
+    given |= {"loss.name": loss, "model.backbone": backbone, "train.minutes": minutes}
     chosen = with_values(chosen, {name: value for name, value in given.items() if value is not None}, "options")
     chosen = with_settings(chosen, settings or [])
 

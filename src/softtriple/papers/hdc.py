@@ -26,14 +26,13 @@ from softtriple.models import Encoder, EncoderConfig, StagedNetwork, build_backb
 from softtriple.models.backbones.module import module_name
 from softtriple.models.description import Pooling
 from softtriple.models.encoder import pool
-from softtriple.models.features import Feeds
 from softtriple.models.inputs import example_input
 from softtriple.progress import Reporter
 from softtriple.training import Run
 from softtriple.training.auto import CUSTOM, resolve, resolve_precision, resolve_training
 from softtriple.training.directory import RunDir
 from softtriple.training.loading import as_benchmark, divide
-from softtriple.training.train import Prepared, encoder_config, train_prepared
+from softtriple.training.train import Prepared, encoder_config, train_prepared, training_feeds
 
 HEADS = 3
 # The authors average their 14×14 maps by 5×5 with stride 3, which gives 4×4 cells.
@@ -79,16 +78,8 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
     described = encoder_config(model, model.dim, benchmark)
     encoder = build_hdc_encoder(described, [benchmark.class_names[label] for label in classes])
     encoder.freeze_batch_norm(model.freeze_batch_norm)
-    feeds = Feeds(
-        encoder,
-        reporter=reporter,
-        frozen=encoder.set_trainable(model.trainable),
-        augment=config.data.augment,
-        seed=seed,
-        views=config.train.views,
-        cache_bytes=config.data.cache_gigabytes * 1e9,
-        workers=config.data.num_workers,
-    )
+    feeds = training_feeds(config, encoder, reporter)
+    feeds.frozen = encoder.set_trainable(model.trainable)
     loss = HDCLoss(len(classes), model.dim, **config.loss.options)
     return Prepared(config, benchmark, encoder, loss, rows, labels, held_out, feeds)
 

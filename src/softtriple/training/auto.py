@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from jaxtyping import Int64
 
 from softtriple.config import Config
 from softtriple.data import Benchmark, ImageArray, Split
+from softtriple.errors import UserError, counted
 from softtriple.losses import has_option
 from softtriple.models import BACKBONES, Encoder
 from softtriple.models.features import Reading, item_feed
@@ -26,8 +27,9 @@ HEAD_STEPS = 460  # ten epochs of the training half of CUB
 MOST_CENTERS = 10  # the paper's K for classes of about sixty images
 CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five images
 
-# On a CPU all layers are trained if that takes no longer than this; otherwise only the head, on cached features.
-PATIENCE_SECONDS = 20 * 60
+NETWORK_EPOCHS = 50  # the paper's
+FEWEST_EPOCHS = 10  # of all layers; a budget for fewer is better spent on the head
+SMALL_INPUT = 160  # pixels in training that halve its time, if a budget is short
 
 CENTERS = "centers_per_class"
 CUSTOM = "module:"  # before the class of a backbone or loss that the caller passed, and only the caller can pass again
@@ -80,7 +82,7 @@ def resolve_training(config: Config, class_sizes: Int64[np.ndarray, " classes"],
     if training.epochs == "auto":
         assert training.batch_size != "auto"
         steps = -(-int(class_sizes.sum()) // training.batch_size)
-        training = replace(training, epochs=max(10, min(100, -(-HEAD_STEPS // steps))) if head else 50)
+        training = replace(training, epochs=max(10, min(100, -(-HEAD_STEPS // steps))) if head else NETWORK_EPOCHS)
     if training.schedule == "auto":
         training = replace(training, schedule="cosine" if head else "step")
     if training.milestones == "auto":
@@ -149,25 +151,74 @@ def starts_from_features(backbone: str) -> bool:
     return starts_from_weights(backbone) or backbone in ("linear", "text")
 
 
+def check_budget(config: Config) -> None:
+    """UserError for a budget that has nothing to decide."""
+    if config.train.minutes is not None and config.model.trainable != "auto":
+        raise UserError(
+            f"train.minutes = {config.train.minutes:g}: a budget decides how much of a network with published weights "
+            f"is trained, but here that is model.trainable = {config.model.trainable!r}; set train.epochs instead"
+        )
+
+
+class Plan(NamedTuple):
+    """A way to spend the time for training; ``input_size`` is None for the network's own."""
+
+    trainable: Literal["head", "all"]
+    input_size: int | None
+    epochs: int
+    seconds: float
+
+    def __str__(self) -> str:
+        if self.trainable == "head":
+            return f"head on cached features: {duration(self.seconds)}"
+        size = "" if self.input_size is None else f" at {self.input_size} pixels"
+        return f"all layers{size}, {counted(self.epochs, 'epoch')}: {duration(self.seconds)}"
+
+
+def plan_training(
+    items: int, size: int, views: int, epochs: int, forward: float, training: float, seconds: float
+) -> list[Plan]:
+    """Ways to train within ``seconds``, the best first, given images per second of both passes at ``size`` pixels.
+
+    All layers if there is time for enough epochs, at the network's own input size if possible; else the head, which
+    takes what it takes.
+    """
+    plans = []
+    for smaller in (None, SMALL_INPUT) if size > SMALL_INPUT else (None,):
+        speed = training if smaller is None else training * (size / smaller) ** 2
+        affordable = min(epochs, int(seconds * speed / items))
+        if affordable >= min(FEWEST_EPOCHS, epochs):
+            plans.append(Plan("all", smaller, affordable, items * affordable / speed))
+    return [*plans, Plan("head", None, epochs, items * views / forward)]
+
+
 def choose_trainable(
     config: Config, encoder: Encoder, split: Split, reading: Reading, device: torch.device, reporter: Reporter
 ) -> Config:
-    """Decide by measured speed what to train of a network with published weights, and say what the other would take."""
-    if config.model.trainable != "auto":
+    """Decide what to train of a network with published weights: by ``train.minutes`` if given, else by the device.
+
+    Without a budget a CPU trains the head on cached features. The plan is recorded, not the budget, so that the run
+    does the same work when it is resumed or repeated on another machine.
+    """
+    model, train = config.model, config.train
+    if model.trainable != "auto":
         return config
-    if device.type != "cpu":
-        reporter.note("trainable: all layers, on the GPU")
-        return replace(config, model=replace(config.model, trainable="all"))
-    forward, training = _items_per_second(encoder, split, reading)
-    epochs = 50 if config.train.epochs == "auto" else config.train.epochs
-    all_layers = len(split) * epochs / training
-    head = len(split) * config.train.views / forward
-    chosen = "all" if all_layers <= PATIENCE_SECONDS else "head"
-    reporter.note(
-        f"trainable: {chosen} (all layers: about {duration(all_layers)} here; head on cached features: about "
-        f"{duration(head)}; choose with --set model.trainable=head|last:N|all)"
-    )
-    return replace(config, model=replace(config.model, trainable=chosen))
+    if train.minutes is None:
+        chosen = "head" if device.type == "cpu" else "all"
+        told = "on cached features; --minutes 60 plans for more" if chosen == "head" else "on the GPU"
+        reporter.note(f"trainable: {chosen}, {told}")
+        return replace(config, model=replace(model, trainable=chosen))
+    epochs = NETWORK_EPOCHS if train.epochs == "auto" else train.epochs
+    size = SMALL_INPUT if reading.view is None else reading.view.size
+    speeds = _items_per_second(encoder, split, reading)
+    plans = plan_training(len(split), size, train.views, epochs, *speeds, 60 * train.minutes)
+    reporter.note(f"plan: {plans[0]}" + "".join(f"; or {other}" for other in plans[1:]))
+    best = plans[0]
+    model = replace(model, trainable=best.trainable)
+    if best.input_size is not None:
+        model = replace(model, input_size=best.input_size, eval_size=model.eval_size or size)
+    train = replace(train, epochs=best.epochs if best.trainable == "all" else train.epochs, minutes=None)
+    return replace(config, model=model, train=train)
 
 
 def _items_per_second(encoder: Encoder, split: Split, reading: Reading) -> tuple[float, float]:

@@ -132,6 +132,7 @@ class RunDir:
         if not self.config_file.is_file():
             return config
         stored = self.read_config()
+        config = with_values(config, {"train.minutes": None})  # what the budget decided is stored
         resolved = with_values(config, _resolved(dataclasses.asdict(config), dataclasses.asdict(stored), ""))
         self._check_same(stored, resolved)
         return resolved

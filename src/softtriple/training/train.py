@@ -32,7 +32,15 @@ from softtriple.models.features import Feed, Feeds, Rows, feature_rows
 from softtriple.models.heads import Head, closed_form_head
 from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
-from softtriple.training.auto import CUSTOM, choose_trainable, resolve, resolve_dim, resolve_precision, resolve_training
+from softtriple.training.auto import (
+    CUSTOM,
+    check_budget,
+    choose_trainable,
+    resolve,
+    resolve_dim,
+    resolve_precision,
+    resolve_training,
+)
 from softtriple.training.baseline import measure_baseline
 from softtriple.training.checkpoint import find_checkpoints
 from softtriple.training.choose import class_splits, instance_splits, interpolate
@@ -134,6 +142,8 @@ def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
         check_backbone(config.model.backbone, weights=config.model.weights)
     if config.model.trainable != "auto":
         check_trainable(config.model.trainable)
+    if not resume:
+        check_budget(config)
     if config.train.tensorboard:
         summary_writer()
 
@@ -154,6 +164,7 @@ def prepare(
     if directory is not None:
         directory.check_data(benchmark)
     config = resolve(config, benchmark, reporter)
+    check_budget(config)
     rows, held_out = divide(benchmark.train, config)
     labels, classes = contiguous_labels(benchmark.train.labels[rows])
     if len(classes) < 2:
@@ -165,19 +176,15 @@ def prepare(
     network = build_network(config, benchmark, backbone)
     config = resolve_dim(config, network.num_features, len(rows))
     encoder = build_encoder(config, benchmark, class_names, network)
-    feeds = Feeds(
-        encoder,
-        reporter=reporter,
-        augment=config.data.augment,
-        seed=config.train.seed,
-        views=config.train.views,
-        cache_bytes=config.data.cache_gigabytes * 1e9,
-        workers=config.data.num_workers,
-    )
-    reading = feeds.reading(benchmark.train, config.data.augment)
+    reading = training_feeds(config, encoder, reporter).reading(benchmark.train, config.data.augment)
+    size = config.model.input_size
     config = dist.from_main(
         lambda: choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
     )
+    if config.model.input_size != size:  # the plan trains on smaller images
+        network = build_network(config, benchmark, backbone)
+        encoder = build_encoder(config, benchmark, class_names, network)
+    feeds = training_feeds(config, encoder, reporter)
     config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
     config = resolve_precision(config, dist.device(), reporter)
     if loss is not None:
@@ -268,6 +275,19 @@ def build_encoder(config: Config, benchmark: Benchmark, class_names: Sequence[st
     assert config.model.freeze_batch_norm != "auto"
     encoder.freeze_batch_norm(config.model.freeze_batch_norm)
     return encoder
+
+
+def training_feeds(config: Config, encoder: Encoder, reporter: Reporter) -> Feeds:
+    """The batches of a run, read as the configuration says."""
+    return Feeds(
+        encoder,
+        reporter=reporter,
+        augment=config.data.augment,
+        seed=config.train.seed,
+        views=config.train.views,
+        cache_bytes=config.data.cache_gigabytes * 1e9,
+        workers=config.data.num_workers,
+    )
 
 
 def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
