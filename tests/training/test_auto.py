@@ -149,6 +149,15 @@ def test_what_was_chosen_is_kept() -> None:
     assert resolve_training(config, np.full(2, 5), QUIET) == config
 
 
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [([], 256), (["model.input_size=160"], 160), (["model.eval_size=224"], None), (["train.choose=off"], None)],
+)
+def test_photographs_are_larger_than_the_network_was_trained_on(settings: list[str], size: int | None) -> None:
+    config = with_settings(Config(), settings)
+    assert resolve(config, benchmark(DATA["photographs"]), QUIET).model.input_size == size
+
+
 @pytest.mark.parametrize(("device", "trainable"), [("cpu", "head"), ("cuda", "all")])
 def test_without_a_budget_the_device_decides_what_is_trained(device: str, trainable: str) -> None:
     arguments = (Encoder.from_backbone("conv-small", dim=4), benchmark(DATA["drawings"]).train, Reading())
