@@ -54,7 +54,7 @@ build: $(VENV)/.dev            ## the wheel and the sdist, in dist/, checked
 	$(BIN)/twine check --strict dist/*
 
 bench: $(VENV)/.dev            ## every benchmark, results in benchmarks/results/
-	for name in choosing loss_step evaluate methods search scale; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in choosing loss_step evaluate methods search scale training; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 abuse: $(VENV)/.dev            ## kills, full disks, hostile files, a crowd of clients: about ten minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.abuse
