@@ -52,6 +52,7 @@ def test_activations_are_what_the_backward_pass_keeps() -> None:
     kept = activation_bytes(encoder)
     side = encoder.preprocess.eval_view.size
     assert kept >= 4 * side * side  # the input of the first convolution, at least
+    assert activation_bytes(encoder, torch.bfloat16) < kept
     encoder.set_trainable("head")
     assert activation_bytes(encoder) < kept / 10
     assert encoder.training

@@ -457,3 +457,14 @@ def test_a_run_is_evaluated_from_another_directory(tmp_path: Path, monkeypatch: 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert replace(Run.load(tmp_path / "run").evaluate(), seconds=trained.report.seconds) == trained.report
+
+
+def test_a_budget_plans_once_and_the_plan_is_resumed(images: Path, tmp_path: Path) -> None:
+    settings = {"backbone": "efficientnet-lite0", "input_size": 32, "epochs": 1, "dim": 4, "minutes": 60.0}
+    first = train(str(images), out=tmp_path / "run", **settings)
+    assert (first.config.model.trainable, first.config.train.minutes) == ("all", None)
+    again = train(str(images), out=tmp_path / "run", resume=True, **settings)
+    assert again.config == first.config
+    assert (again.report.recall, again.report.map_at_r) == (first.report.recall, first.report.map_at_r)
+    with pytest.raises(UserError, match=r"train\.minutes = 60"):
+        train(str(images), trainable="head", **settings)

@@ -44,30 +44,33 @@ def estimate_memory(encoder: nn.Module, loss: Loss, batch_size: int, activations
 
 
 def activation_bytes(encoder: Encoder, half: torch.dtype | None = None) -> int:
-    """What the backward pass keeps of one image: the tensors that autograd saves, other than parameters.
-
-    0 for other items: vectors need little, and texts have no size of their own.
-    """
+    """What the backward pass keeps of one image; 0 for vectors, which need little, and texts, whose lengths differ."""
     if not isinstance(encoder.preprocess, Preprocess):
         return 0
+    was_training = encoder.training
+    encoder.eval()
+    # What does not grow with the batch, such as parameters converted to half precision, is no activation.
+    two, one = (_saved_bytes(encoder, count, half) for count in (2, 1))
+    encoder.train(was_training)
+    return two - one
+
+
+def _saved_bytes(encoder: Encoder, count: int, half: torch.dtype | None) -> int:
+    """Bytes of the tensors that autograd saves in a forward pass of ``count`` images."""
     device = next(encoder.parameters()).device
-    inputs = example_input(encoder.preprocess, encoder.config.in_features).to(device)
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*encoder.parameters(), *encoder.buffers())}
+    inputs = example_input(encoder.preprocess, encoder.config.in_features, count).to(device)
     saved: dict[int, Tensor] = {}  # by address; the tensors stay alive, so that no address is used twice
 
     def keep(tensor: Tensor) -> Tensor:
         saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
-    was_training = encoder.training
-    encoder.eval()
     with (
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
         torch.autocast(device.type, half or torch.bfloat16, enabled=half is not None),
     ):
         encoder(inputs)
-    encoder.train(was_training)
-    return sum(tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in own)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 def free_memory(device: torch.device) -> int | None:

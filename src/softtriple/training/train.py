@@ -176,7 +176,8 @@ def prepare(
     network = build_network(config, benchmark, backbone)
     config = resolve_dim(config, network.num_features, len(rows))
     encoder = build_encoder(config, benchmark, class_names, network)
-    reading = training_feeds(config, encoder, reporter).reading(benchmark.train, config.data.augment)
+    feeds = training_feeds(config, encoder, reporter)
+    reading = feeds.reading(benchmark.train, config.data.augment)
     size = config.model.input_size
     config = dist.from_main(
         lambda: choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
@@ -184,7 +185,7 @@ def prepare(
     if config.model.input_size != size:  # the plan trains on smaller images
         network = build_network(config, benchmark, backbone)
         encoder = build_encoder(config, benchmark, class_names, network)
-    feeds = training_feeds(config, encoder, reporter)
+        feeds = training_feeds(config, encoder, reporter)
     config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
     config = resolve_precision(config, dist.device(), reporter)
     if loss is not None:
