@@ -35,6 +35,7 @@ _NOT_KEPT = {
     "use_kernels",
 }
 _MOST_LAYERS = 1000
+_TORCHVISION = "install the torchvision that belongs to the installed torch"
 
 
 def import_library(package: str, name: str) -> Any:
@@ -42,10 +43,7 @@ def import_library(package: str, name: str) -> Any:
     try:
         return importlib.import_module(package)
     except (ImportError, RuntimeError) as error:  # torchvision raises either if it does not fit the installed torch
-        raise UserError(
-            f"{name}: {package} cannot be imported ({first_line(error)});"
-            " install the torchvision that belongs to the installed torch"
-        ) from error
+        raise UserError(f"{name}: {package} cannot be imported ({first_line(error)}); {_TORCHVISION}") from error
 
 
 def first_line(error: Exception) -> str:
@@ -138,6 +136,8 @@ def build_model(build: Callable[[Any], Any], config: Mapping[str, Any], name: st
     kinds = import_library("transformers", name).CONFIG_MAPPING
     try:
         model = build(kinds[config["model_type"]].from_dict(dict(config)))
+    except ImportError as error:  # transformers imports a model's module, and what it needs, only now
+        raise UserError(f"{name}: the network cannot be imported ({first_line(error)}); {_TORCHVISION}") from error
     except Exception as error:  # whatever impossible values lead to
         raise UserError(f"{name}: {CONFIG} does not describe a network that can be built ({error})") from error
     return _without_unused(model)
