@@ -1,11 +1,11 @@
 """Training speed: `softtriple train` from image files, against the bare network and a plain PyTorch loop.
 
-    python benchmarks/training.py [--backbones efficientnet-lite0 timm:resnet18] [--sizes 224] [--threads 2] [--quick]
+    python benchmarks/training.py [--backbones efficientnet-lite0 timm:resnet18] [--sizes 224] [--threads 2]
 
 Images per second of whole training steps, everything included, after a first epoch that warms up and fills the image
 cache. ``limit``: forward and backward of the bare network on one ready batch. ``plain``: what a user would write
 instead, a DataLoader with two workers, the same network, pytorch-metric-learning's SoftTripleLoss and Adam. ``cached``:
-epochs of a head on cached features. Rounds are interleaved; medians are shown. Needs Pillow images, which are drawn.
+epochs of a head on cached features. Rounds are interleaved; medians are shown. The images are drawn for the purpose.
 """
 
 import argparse
