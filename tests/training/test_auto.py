@@ -176,7 +176,9 @@ def test_without_a_budget_the_device_decides_what_is_trained(device: str, traina
     ],
 )
 def test_a_budget_is_spent_on_as_much_of_the_network_as_it_allows(minutes: int, first: Plan) -> None:
-    plans = plan_training(items=1000, size=224, views=4, epochs=50, forward=40.0, training=10.0, seconds=60.0 * minutes)
+    plans = plan_training(
+        items=1000, size=224, smallest=160, views=4, epochs=50, forward=40.0, training=10.0, seconds=60.0 * minutes
+    )
     assert plans[0][:3] == first[:3]
     assert plans[0].seconds == pytest.approx(first.seconds)
     assert plans[0].seconds <= 60 * minutes
@@ -193,6 +195,9 @@ def test_a_plan_is_recorded_instead_of_its_budget(monkeypatch: pytest.MonkeyPatc
     config = with_settings(config, ["train.minutes=0.1"])
     chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
     assert (chosen.model.input_size, chosen.model.eval_size, chosen.train.epochs) == (160, 224, 11)
+    config = with_settings(config, ["model.input_size=224"])  # a size that was asked for is kept
+    chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
+    assert (chosen.model.trainable, chosen.model.input_size) == ("head", 224)
 
 
 def test_a_budget_with_nothing_to_decide_is_refused() -> None:

@@ -23,7 +23,7 @@ FEW_ITEMS = 2 * FEATURE_DIM
 WIDEST = 2048
 SCRATCH_DIM = 64  # the smaller one, for networks trained from scratch
 # Networks trained on random crops see things larger than in a centre crop, and so recognise more in larger images
-# (Touvron et al., NeurIPS 2019). On held-out classes of CUB: R@1 +0.8, MAP@R +0.8, for 1.3 times the time.
+# (Touvron et al., NeurIPS 2019). On held-out training classes of CUB: R@1 +0.7, MAP@R +0.9 (docs/results.md).
 LARGER_INPUT = {"efficientnet-lite0": 256}
 MOST_HEAD_CENTERS = 3
 HEAD_STEPS = 460  # ten epochs of the training half of CUB
@@ -167,7 +167,7 @@ def check_budget(config: Config) -> None:
 
 
 class Plan(NamedTuple):
-    """A way to spend the time for training; ``input_size`` is None for the network's own."""
+    """A way to spend the time for training; ``input_size`` is None if it stays as it is."""
 
     trainable: Literal["head", "all"]
     input_size: int | None
@@ -182,15 +182,15 @@ class Plan(NamedTuple):
 
 
 def plan_training(
-    items: int, size: int, views: int, epochs: int, forward: float, training: float, seconds: float
+    items: int, size: int, smallest: int, views: int, epochs: int, forward: float, training: float, seconds: float
 ) -> list[Plan]:
     """Ways to train within ``seconds``, the best first, given images per second of both passes at ``size`` pixels.
 
-    All layers if there is time for enough epochs, at the network's own input size if possible; else the head, which
-    takes what it takes.
+    All layers if there is time for enough epochs, on images of ``size`` pixels if possible, else of ``smallest``. The
+    head on cached features comes last, however long it takes.
     """
     plans = []
-    for smaller in (None, SMALL_INPUT) if size > SMALL_INPUT else (None,):
+    for smaller in (None, smallest) if size > smallest else (None,):
         speed = training if smaller is None else training * (size / smaller) ** 2
         affordable = min(epochs, int(seconds * speed / items))
         if affordable >= min(FEWEST_EPOCHS, epochs):
@@ -211,13 +211,15 @@ def choose_trainable(
         return config
     if train.minutes is None:
         chosen = "head" if device.type == "cpu" else "all"
-        told = "on cached features; --minutes 60 plans for more" if chosen == "head" else "on the GPU"
-        reporter.note(f"trainable: {chosen}, {told}")
+        told = "on cached features; with --minutes 60, as much of the network as an hour allows"
+        reporter.note(f"trainable: {chosen}, {told if chosen == 'head' else 'on the GPU'}")
         return replace(config, model=replace(model, trainable=chosen))
     epochs = NETWORK_EPOCHS if train.epochs == "auto" else train.epochs
-    size = SMALL_INPUT if reading.view is None else reading.view.size
+    assert reading.view is not None  # what else comes with weights is decided by `resolve`
+    size = reading.view.size
+    smallest = SMALL_INPUT if model.input_size in (None, LARGER_INPUT.get(model.backbone)) else size  # not the user's
     speeds = _items_per_second(encoder, split, reading)
-    plans = plan_training(len(split), size, train.views, epochs, *speeds, 60 * train.minutes)
+    plans = plan_training(len(split), size, smallest, train.views, epochs, *speeds, 60 * train.minutes)
     reporter.note(f"plan: {plans[0]}" + "".join(f"; or {other}" for other in plans[1:]))
     best = plans[0]
     model = replace(model, trainable=best.trainable)
