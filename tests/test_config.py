@@ -55,7 +55,8 @@ def test_values_are_typed() -> None:
         ("training.epochs=3", "there is no group 'training' .*did you mean 'train'"),
         ("train.epochs=few", "train.epochs = 'few' must be .*integer"),
         ("train.epochs=2.5", "train.epochs = 2.5 must be .*integer"),
-        ("train.tensorboard=1", "train.tensorboard = 1 must be .*boolean"),
+        ("data.on_error=1", "data.on_error = 1 must be 'stop' or 'skip'"),
+        ("train.track=comet", "train.track = 'comet' must be 'tensorboard', 'mlflow' or 'wandb'"),
         ("model.pooling=max", "model.pooling = 'max' must be 'auto', 'average' or 'average.max'"),
         ("train.milestones=[1.5]", "train.milestones = .* must be .*integer"),
         ("loss.centers_per_class=few", "must be .*integer or 'auto'"),
@@ -64,6 +65,15 @@ def test_values_are_typed() -> None:
 def test_a_wrong_setting_is_named(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         with_settings(Config(), [setting])
+
+
+def test_trackers_are_a_list_or_one_name(tmp_path: Path) -> None:
+    assert with_settings(Config(), ["train.track=mlflow"]).train.track == ("mlflow",)
+    assert with_settings(Config(), ['train.track=["wandb", "mlflow"]']).train.track == ("wandb", "mlflow")
+    file = tmp_path / "old.toml"
+    for value, expected in (("true", ("tensorboard",)), ("false", ())):  # as version 0.1 wrote it
+        file.write_text(f"[train]\ntensorboard = {value}\n", encoding="utf-8")
+        assert read_config(file).train.track == expected
 
 
 @pytest.mark.parametrize(

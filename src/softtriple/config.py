@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from softtriple.errors import UserError, did_you_mean
@@ -23,6 +23,11 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 Number = Annotated[float, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
+# One name may stand without brackets.
+Track = Annotated[
+    tuple[Literal["tensorboard", "mlflow", "wandb"], ...],
+    BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
+]
 
 FORMAT = 1  # of config.toml in a run directory: raise it when an older softtriple would misread what is written
 
@@ -39,10 +44,12 @@ class DataConfig:
     path: str | None = None  # columns of a table; path and text exclude each other
     text: str | None = None
     label: str | None = None
+    labels: str | None = None  # .csv file with the columns item and label, such as the gallery writes: corrected labels
     # the paper's crop, the resized crop of the authors' code, or affine for drawings
     augment: Literal["auto", "none", "crop", "resized-crop", "affine"] = "auto"
     cache_gigabytes: Number = 8.0  # for resized images and for cached features, each; 0 turns the caches off
     on_error: Literal["stop", "skip"] = "stop"
+    exclude: str | None = None  # a .csv of items to leave out, such as the audit.csv of `softtriple audit`
     workers: Count | Auto = "auto"  # threads that decode and augment images in advance; auto: as many as cores
 
     @property
@@ -57,6 +64,7 @@ class ModelConfig:
 
     backbone: str = "auto"
     dim: Positive | Auto = "auto"
+    dims: tuple[Positive, ...] = ()  # widths that must work by themselves, growing; the last one is the embedding's
     pooling: Literal["auto", "average", "average+max"] = "auto"  # auto: average+max for images with published weights
     layer_norm: Flag | Auto = "auto"  # before the head, without parameters; auto: as for pooling
     input_size: Positive | None = None  # pixels, for backbones that accept any size
@@ -111,9 +119,12 @@ class TrainConfig:
     # auto: bfloat16 on CUDA devices that support it, float16 on others; on a CPU bfloat16 for networks with published
     # weights if it has instructions for it, else float32
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    # torch.compile of what is trained; auto: on CUDA, if more than the head is trained for at least 2000 steps
+    compile: Literal["auto", "on", "off"] = "auto"
     seed: Count = 0
+    start: str | None = None  # a run directory: its encoder, and its centres of classes with the same name
     checkpoint_minutes: Number = 10.0  # within long epochs; there is always one at the end of an epoch
-    tensorboard: Flag = False
+    track: Track = ()  # where the numbers go besides the run directory
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
@@ -165,6 +176,8 @@ def read_config(path: str | Path) -> Config:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{path}: not valid TOML: {error}") from None
     check_format(path, table.pop("format", None), FORMAT)
+    if isinstance(table.get("train"), dict) and table["train"].pop("tensorboard", False):  # a setting of version 0.1
+        table["train"].setdefault("track", ["tensorboard"])
     return _build(table, str(path))
 
 
