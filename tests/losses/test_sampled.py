@@ -124,3 +124,14 @@ def test_rates_must_be_shares(rate: float) -> None:
 def test_only_losses_with_a_softmax_over_classes_are_sampled() -> None:
     with pytest.raises(ValueError, match="only softtriple and softmax-norm"):
         sample_classes(ProxyNCALoss(5, DIM), 0.5)
+
+
+def test_prefixes_are_sampled_too() -> None:
+    """With all classes drawn, the sampled loss is the whole one: the sum over the prefixes."""
+    torch.manual_seed(0)
+    whole = SoftTripleLoss(NUM_CLASSES, DIM, 2, tau=0.3, prefixes=[2, 4]).double()
+    embeddings, labels = batch()
+    part = sampled(copy.deepcopy(whole), 0.99)
+    assert math.ceil(0.99 * NUM_CLASSES) == NUM_CLASSES
+    torch.testing.assert_close(part(embeddings, labels), whole(embeddings, labels))
+    assert part.working_bytes(5) > sampled(loss_of(), 0.99).working_bytes(5)

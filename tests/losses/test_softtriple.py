@@ -120,3 +120,44 @@ def test_training_on_one_cluster_a_class_merges_the_centers(tau: float, epsilon:
         assert value.isfinite()
     assert loss.centers.isfinite().all()
     assert loss.distinct_centers().float().mean() < 2
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.2])
+def test_prefixes_add_the_loss_of_each_beginning(tau: float) -> None:
+    """By hand: the objective on slices of embeddings and centres, each slice normalised by itself."""
+    random = torch.Generator().manual_seed(0)
+    centers = torch.randn(5, 3, 8, generator=random, dtype=torch.float64)
+    embeddings = torch.randn(6, 8, generator=random, dtype=torch.float64)
+    labels = torch.randint(5, (6,), generator=random)
+    loss = SoftTripleLoss(5, 8, 3, tau=tau, prefixes=[2, 5])
+    loss.centers = torch.nn.Parameter(centers.clone())
+    by_hand = [tensor.clone().requires_grad_() for tensor in (embeddings, centers)]
+    x, w = by_hand
+    expected = sum(softtriple_objective(x[:, :d], labels, w[..., :d], loss.settings) for d in (2, 5, 8))
+    expected.backward()
+    ours = embeddings.clone().requires_grad_()
+    for _ in range(2):  # the second time in recycled memory
+        ours.grad = loss.centers.grad = None
+        value = loss(ours, labels)
+        value.backward()
+        torch.testing.assert_close(value, expected)
+        torch.testing.assert_close(ours.grad, x.grad)
+        torch.testing.assert_close(loss.centers.grad, w.grad)
+
+
+def test_a_prefix_is_trained_as_a_loss_of_its_width_would_be() -> None:
+    """What the first numbers get from the other widths aside, their own loss is that of the shorter embedding."""
+    whole = SoftTripleLoss(4, 6, 2, prefixes=[3])
+    plain, short = SoftTripleLoss(4, 6, 2), SoftTripleLoss(4, 3, 2)
+    with torch.no_grad():
+        plain.centers.copy_(whole.centers)
+        short.centers.copy_(whole.centers[..., :3])
+    x, labels = torch.randn(5, 6), torch.randint(4, (5,))
+    torch.testing.assert_close(whole(x, labels), plain(x, labels) + short(x[:, :3], labels))
+    assert whole.working_bytes(5) > plain.working_bytes(5)
+
+
+@pytest.mark.parametrize("prefixes", [[3, 2], [2, 2], [8], [9], [0], [-1], [1.5]])
+def test_prefixes_must_grow_below_the_width(prefixes: list[int], unchecked: None) -> None:
+    with pytest.raises(ValueError, match="prefixes"):
+        SoftTripleLoss(4, 8, prefixes=prefixes)

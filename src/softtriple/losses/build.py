@@ -43,6 +43,10 @@ KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
         "a list of numbers",
         lambda value: isinstance(value, list | tuple) and all(map(is_number, value)),
     ),
+    Sequence[int]: (
+        "a list of integers",
+        lambda value: isinstance(value, list | tuple) and all(map(is_integer, value)),
+    ),
     str: ("a string", lambda value: isinstance(value, str)),
 }
 

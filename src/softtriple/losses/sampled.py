@@ -21,8 +21,8 @@ from softtriple import dist
 from softtriple.errors import UserError
 from softtriple.losses.base import Labels, Loss, Shard, Vectors
 from softtriple.losses.sharded import ShardedSoftTripleLoss
-from softtriple.losses.softtriple import SoftTripleLoss
-from softtriple.losses.tiled import RecycledMemory, working_bytes
+from softtriple.losses.softtriple import SoftTripleLoss, prefix_working_bytes
+from softtriple.losses.tiled import RecycledMemory
 
 
 def sample_classes(loss: Loss, rate: float, seed: int = 0) -> Loss:
@@ -93,7 +93,7 @@ class SampledSoftTripleLoss(Loss):
     def working_bytes(self, batch_size: int) -> int:
         """Approximate scratch memory of a step, including a copy of the sampled centres."""
         shape, element_size = self._sampled_shape(batch_size), self.loss.centers.element_size()
-        tiles = working_bytes(batch_size, shape, self.loss.settings.tau, element_size)
+        tiles = prefix_working_bytes(batch_size, shape, self.loss.prefixes, self.loss.settings.tau, element_size)
         return tiles + shape.numel() * element_size
 
     def _sampled_shape(self, batch_size: int) -> torch.Size:

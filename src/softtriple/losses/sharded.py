@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from softtriple import dist
 from softtriple.losses.base import Labels, Loss, Shard, Vectors, as_tensors
 from softtriple.losses.centers import MERGED, count_distinct, draw_centers, moved_to_data
-from softtriple.losses.softtriple import SoftTripleLoss
-from softtriple.losses.tiled import Part, RecycledMemory, Totals, tiled_objective, working_bytes
+from softtriple.losses.softtriple import SoftTripleLoss, prefix_objective, prefix_working_bytes
+from softtriple.losses.tiled import Part, RecycledMemory, Totals
 
 # Values drawn at once while skipping the centres of other ranks.
 DRAWN_AT_ONCE = 1 << 24
@@ -55,9 +55,9 @@ class ShardedSoftTripleLoss(Loss):
     def __init__(self, loss: SoftTripleLoss) -> None:
         super().__init__(loss.num_classes, loss.embedding_size, validate=loss.validate)
         self.classes = range(self.num_classes)[dist.share(self.num_classes)]
-        self.settings = loss.settings
+        self.settings, self.prefixes = loss.settings, loss.prefixes
         self.centers = _own_centers(loss.centers, self.classes)
-        self._memory = RecycledMemory()
+        self._memories = tuple(RecycledMemory() for _ in range(1 + len(self.prefixes)))
 
     @property
     def shard(self) -> Shard:
@@ -94,7 +94,7 @@ class ShardedSoftTripleLoss(Loss):
         part = Part(num_classes, _combine, gain=dist.world_size())
         with torch.autocast(embeddings.device.type, enabled=False):
             centers = centers.to(embeddings.dtype)
-            return tiled_objective(embeddings, own, centers, self.settings, self._memory, part)
+            return prefix_objective(embeddings, own, centers, self.settings, self.prefixes, self._memories, part)
 
     @torch.no_grad()
     def distinct_centers(self, tolerance: float = MERGED) -> Int[Tensor, " classes"]:
@@ -110,7 +110,9 @@ class ShardedSoftTripleLoss(Loss):
 
     def working_bytes(self, batch_size: int) -> int:
         """Approximate scratch memory of a step; ``batch_size`` counts the examples of all ranks."""
-        return working_bytes(batch_size, self.centers.shape, self.settings.tau, self.centers.element_size())
+        return prefix_working_bytes(
+            batch_size, self.centers.shape, self.prefixes, self.settings.tau, self.centers.element_size()
+        )
 
 
 def _gather_inputs(loss: nn.Module, inputs: tuple[Vectors, Labels]) -> tuple[Tensor, Tensor]:

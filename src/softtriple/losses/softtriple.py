@@ -1,10 +1,11 @@
 """SoftTriple as a module: it owns the centres and evaluates the objective of ``functional.py`` in tiles."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from softtriple.errors import UserError
@@ -13,12 +14,13 @@ from softtriple.losses.base import (
     Vectors,
     check_embeddings,
     check_labels,
+    require_count,
     require_nonnegative,
     require_positive,
 )
 from softtriple.losses.centers import MERGED, CenterLoss, MergedCenters, merge, moved_to_data
 from softtriple.losses.functional import Settings, soft_similarity, softtriple_objective
-from softtriple.losses.tiled import RecycledMemory, tiled_objective, working_bytes
+from softtriple.losses.tiled import Part, RecycledMemory, tiled_objective, working_bytes
 
 
 class SoftTripleLoss(CenterLoss):
@@ -33,6 +35,8 @@ class SoftTripleLoss(CenterLoss):
         margin: δ, margin by which the true class must win.
         tau: τ, weight of the regulariser.
         smoothing: added under the square root of the regulariser; the authors' code uses 1e-5.
+        prefixes: widths of beginnings of the embedding that must work by themselves (Matryoshka, Kusupati et al.,
+            NeurIPS 2022). The loss is the sum over these and the whole, each with the beginnings of the centres.
         validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     ``HardTripleLoss`` is the limit gamma -> 0; ``NormalizedSoftmaxLoss`` is K = 1 without a margin. ``torch.func``
@@ -56,13 +60,17 @@ class SoftTripleLoss(CenterLoss):
         margin: float = 0.01,
         tau: float = 0.2,
         smoothing: float = 0.0,
+        prefixes: Sequence[int] = (),
         validate: bool = True,
     ) -> None:
         super().__init__(num_classes, embedding_size, centers_per_class, validate=validate)
         self.scale, self.gamma = require_positive("scale", scale), require_positive("gamma", gamma)
         self.margin, self.tau = require_nonnegative("margin", margin), require_nonnegative("tau", tau)
         self.smoothing = require_nonnegative("smoothing", smoothing)
-        self._memory = RecycledMemory()
+        self.prefixes = tuple(require_count("prefixes", width) for width in prefixes)
+        if not all(a < b for a, b in zip(self.prefixes, (*self.prefixes[1:], self.embedding_size), strict=False)):
+            raise UserError(f"prefixes = {list(prefixes)} must grow and be below the width, {self.embedding_size}")
+        self._memories = tuple(RecycledMemory() for _ in range(1 + len(self.prefixes)))
 
     @property
     def settings(self) -> Settings:
@@ -85,8 +93,13 @@ class SoftTripleLoss(CenterLoss):
         with torch.autocast(embeddings.device.type, enabled=False):  # centres and sums stay in float32
             centers = self.centers.to(embeddings.dtype)
             if torch.compiler.is_compiling():
-                return softtriple_objective(embeddings, labels, centers, self.settings)
-            return tiled_objective(embeddings, labels, centers, self.settings, self._memory)
+                value = softtriple_objective(embeddings, labels, centers, self.settings)
+                for width in self.prefixes:
+                    value = value + softtriple_objective(
+                        embeddings[:, :width], labels, centers[..., :width], self.settings
+                    )
+                return value
+            return prefix_objective(embeddings, labels, centers, self.settings, self.prefixes, self._memories)
 
     def compare(
         self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
@@ -118,17 +131,55 @@ class SoftTripleLoss(CenterLoss):
         _, k, dim = self.centers.shape
         length = torch.linalg.vector_norm(self.centers, dim=-1).mean()
         new = (length * dim**-0.5).expand(len(added), k, dim)
-        centers = torch.cat([self.centers, moved_to_data(new, embeddings, labels - self.num_classes)])
-        grown = copy.deepcopy(self)
-        grown.centers, grown.num_classes = nn.Parameter(centers, self.centers.requires_grad), len(centers)
-        return grown
+        return self.with_centers(torch.cat([self.centers, moved_to_data(new, embeddings, labels - self.num_classes)]))
+
+    def with_centers(self, centers: Float[Tensor, "classes k dim"]) -> "SoftTripleLoss":
+        """The same loss for the classes of ``centers``."""
+        changed = copy.deepcopy(self)
+        changed.centers, changed.num_classes = nn.Parameter(centers, self.centers.requires_grad), len(centers)
+        return changed
 
     def working_bytes(self, batch_size: int) -> int:
         """Approximate scratch memory of a step."""
-        return working_bytes(batch_size, self.centers.shape, self.tau, self.centers.element_size())
+        return prefix_working_bytes(
+            batch_size, self.centers.shape, self.prefixes, self.tau, self.centers.element_size()
+        )
 
     def extra_repr(self) -> str:
         """Sizes and settings, as shown by ``print(loss)``."""
-        names = ("num_classes", "embedding_size", "scale", "gamma", "margin", "tau", "smoothing", "validate")
+        names = (
+            "num_classes",
+            "embedding_size",
+            "scale",
+            "gamma",
+            "margin",
+            "tau",
+            "smoothing",
+            "prefixes",
+            "validate",
+        )
         options = [f"{name}={getattr(self, name)}" for name in names]
         return ", ".join([*options[:2], f"centers_per_class={self.centers.shape[1]}", *options[2:]])
+
+
+def prefix_objective(
+    embeddings: Float[Tensor, "batch dim"],
+    labels: Int[Tensor, " batch"],
+    centers: Float[Tensor, "classes k dim"],
+    settings: Settings,
+    prefixes: Sequence[int],
+    memories: Sequence[RecycledMemory],
+    part: Part | None = None,
+) -> Float[Tensor, ""]:
+    """``tiled_objective`` of the whole width plus that of each of ``prefixes``, with a memory each."""
+    value = tiled_objective(embeddings, labels, centers, settings, memories[0], part)
+    for width, memory in zip(prefixes, memories[1:], strict=True):
+        value = value + tiled_objective(embeddings[:, :width], labels, centers[..., :width], settings, memory, part)
+    return value
+
+
+def prefix_working_bytes(batch: int, shape: torch.Size, prefixes: Sequence[int], tau: float, element_size: int) -> int:
+    """Approximate scratch memory of ``prefix_objective``, with copies and gradients of the shorter centres."""
+    shorter = [torch.Size((*shape[:-1], width)) for width in prefixes]
+    copies = sum(2 * one.numel() * element_size for one in shorter)
+    return copies + sum(working_bytes(batch, one, tau, element_size) for one in (shape, *shorter))
