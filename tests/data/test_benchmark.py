@@ -146,7 +146,7 @@ def test_a_class_of_one_item_is_trained_on():
 @pytest.mark.parametrize(
     ("labels", "split", "share", "message"),
     [
-        ([0, 0], None, None, "Only 1 class found.*needs at least 2.*data.split=instances"),
+        ([0, 0], None, None, "Only 1 class found.*needs at least 2.*softtriple index"),
         ([0, 0], "instances", None, "Only 1 class found; training needs at least 2"),
         ([0, 1], "halves", None, "split = 'halves'; expected 'classes', 'instances' or 'none'"),
         ([0, 1], "classes", 1.5, "share of 1.5"),

@@ -140,3 +140,23 @@ def test_unreadable_images_are_found(split):
         7: split.items.paths[7],
     }
     assert done[-1] == (10, 10)
+
+
+def test_workers_make_the_network_input(split):
+    names = []
+
+    def prepare(pixels):
+        names.append(threading.current_thread().name)
+        return pixels.float() / 255
+
+    view = View(size=20, resize=24)
+    plain = list(batches(split, in_order(10, 4), view, workers=2))
+    for (inputs, _), (pixels, _) in zip(
+        batches(split, in_order(10, 4), view, workers=2, prepare=prepare), plain, strict=True
+    ):
+        assert torch.equal(inputs, pixels.float() / 255)
+    assert all(name.startswith("softtriple-data") for name in names)
+    ((texts, _),) = batches(
+        Split(Texts(("a", "b")), np.arange(2)), [np.array([1])], prepare=lambda texts: torch.tensor([ord(texts[0])])
+    )
+    assert texts.tolist() == [ord("b")]

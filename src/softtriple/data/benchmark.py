@@ -304,9 +304,10 @@ def divide(labels: Labels, split: str | None, test_share: float | None, seed: in
     if split not in (None, "classes", "instances"):
         raise UserError(f"split = {split!r}; expected 'classes', 'instances' or 'none'")
     if (num_classes := len(np.unique(labels))) < 2:
-        advice = "" if split == "instances" else " To split each class instead: --set data.split=instances"
-        what = "training" if split == "instances" else "splitting by class"
-        raise UserError(f"Only {counted(num_classes, 'class')} found; {what} needs at least 2.{advice}")
+        raise UserError(
+            f"Only {counted(num_classes, 'class')} found; training needs at least 2 to tell apart. To search among the "
+            "items of one class with an encoder trained on others: softtriple index RUN DATA --store URI"
+        )
     if split == "instances":
         return _divide_instances(labels, share, seed or 0)
     return _divide_classes(labels, share, seed)

@@ -53,6 +53,14 @@ def cache_directory() -> Path:
     return (Path(shared) if shared else Path.home() / ".cache") / "softtriple"
 
 
+def data_directory() -> Path:
+    """The directory for downloaded data: $SOFTTRIPLE_DATA, else $XDG_DATA_HOME/softtriple, else ~/.local/share/…."""
+    if own := os.environ.get("SOFTTRIPLE_DATA"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_DATA_HOME")
+    return (Path(shared) if shared else Path.home() / ".local" / "share") / "softtriple"
+
+
 class Kept(NamedTuple):
     """An entry of the cache directory; ``used`` is a time as ``time.time`` gives it."""
 

@@ -1,9 +1,8 @@
 """From rows to tensors: the only place that reads pixels for training and evaluation."""
 
 from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from softtriple.data.prefetch import map_ahead
 from softtriple.data.sampling import stream
 
 Batch = tuple[Tensor | list[str], Tensor]
+Pixels = UInt8[np.ndarray, "batch size size"] | UInt8[np.ndarray, "batch size size 3"]
 
 
 def batches(
@@ -38,31 +38,37 @@ def batches(
     epoch: int = 0,
     cache: ImageCache | None = None,
     workers: int | None = None,
+    prepare: Callable[[Any], Tensor] | None = None,
 ) -> Generator[Batch, None, None]:
     """Inputs and labels for each of ``row_batches``: uint8 (n, size, size, 3), float32 (n, dim) or a list of texts.
 
     Images need a ``view``; what is random in it depends only on (seed, epoch, row). ``workers`` threads (None: one
-    per CPU) decode images in advance and are joined when the generator ends or is closed. An unreadable image is an
-    ImageError.
+    per CPU) decode and augment images in advance and are joined when the generator ends or is closed. ``prepare`` makes
+    network input of the inputs, of images in the same threads. An unreadable image is an ImageError.
     """
+    finish = prepare or (lambda inputs: inputs)
     items, labels = split.items, torch.tensor(split.labels)
     if cache is not None and not isinstance(items, ImageFiles):
         raise ValueError(f"an image cache is for image files, not for {type(items).__name__}")
     if isinstance(items, Vectors | Texts):
         if view is not None:
             raise ValueError(f"a view is for images, not for {type(items).__name__}")
-        return _plain_batches(items, labels, row_batches)
+        return _plain_batches(items, labels, row_batches, finish)
     if view is None:
         raise ValueError("images need a view, which sets their size and crop")
+    load: Callable[[Rows], Pixels]
     if isinstance(items, ImageArray) and _shown_whole(items, view):
-        pictures = map_ahead(lambda rows: _Pictures(rows, items.pixels[rows]), row_batches, workers=0)
+        load, workers = items.pixels.__getitem__, 0
     else:
         load = partial(_load, read=_reader(items, view, cache), view=view, seed=seed, epoch=epoch)
-        pictures = map_ahead(load, row_batches, workers)
     draws = None
     if view.augment == "affine":
         draws = torch.from_numpy(affine_draws(len(items), stream("affine", seed, epoch)))
-    return _image_batches(pictures, labels, draws)
+
+    def make(rows: Rows) -> Batch:
+        return finish(_augmented(load(rows), None if draws is None else draws[rows])), labels[rows]
+
+    return map_ahead(make, row_batches, workers)
 
 
 def find_unreadable(
@@ -78,30 +84,21 @@ def find_unreadable(
     return unreadable
 
 
-class _Pictures(NamedTuple):
-    """The rows of a batch and their pixels."""
-
-    rows: Rows
-    pixels: UInt8[np.ndarray, "batch size size"] | UInt8[np.ndarray, "batch size size 3"]
-
-
-def _plain_batches(items: Vectors | Texts, labels: Tensor, row_batches: Iterable[Rows]) -> Generator[Batch, None, None]:
+def _plain_batches(
+    items: Vectors | Texts, labels: Tensor, row_batches: Iterable[Rows], finish: Callable[[Any], Any]
+) -> Generator[Batch, None, None]:
     for rows in row_batches:
         chosen = items.take(rows).values
-        yield list(chosen) if isinstance(chosen, tuple) else torch.from_numpy(chosen), labels[rows]
+        yield finish(list(chosen) if isinstance(chosen, tuple) else torch.from_numpy(chosen)), labels[rows]
 
 
-def _image_batches(
-    pictures: Generator[_Pictures, None, None], labels: Tensor, draws: Tensor | None
-) -> Generator[Batch, None, None]:
-    with closing(pictures):
-        for rows, images in pictures:
-            pixels = torch.from_numpy(images)
-            # Grey images become RGB last: transforming one channel is three times faster.
-            pixels = pixels[..., None] if pixels.ndim == 3 else pixels
-            if draws is not None:
-                pixels = apply_affine(pixels, draws[rows])
-            yield pixels.expand(-1, -1, -1, 3).contiguous(), labels[rows]
+def _augmented(images: Pixels, draws: Tensor | None) -> UInt8[Tensor, "batch size size 3"]:
+    pixels = torch.from_numpy(images)
+    # Grey images become RGB last: transforming one channel is three times faster.
+    pixels = pixels[..., None] if pixels.ndim == 3 else pixels
+    if draws is not None:
+        pixels = apply_affine(pixels, draws)
+    return pixels.expand(-1, -1, -1, 3).contiguous()
 
 
 def _shown_whole(items: ImageArray, view: View) -> bool:
@@ -124,7 +121,7 @@ def _reader(
     return lambda row: cache.image(items.paths[row])
 
 
-def _load(rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: int, epoch: int) -> _Pictures:
+def _load(rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: int, epoch: int) -> Pixels:
     random_crop = RANDOM_CROPS.get(view.augment)
 
     def load(row: int) -> Image.Image:
@@ -132,7 +129,7 @@ def _load(rows: Rows, *, read: Callable[[int], Image.Image], view: View, seed: i
             return center_crop(read(row), view.size)
         return random_crop(read(row), view.size, stream("crop", seed, epoch, row))
 
-    return _Pictures(rows, np.stack([np.asarray(load(row)) for row in map(int, rows)]))
+    return np.stack([np.asarray(load(row)) for row in map(int, rows)])
 
 
 def _attempt(path: str) -> ImageError | None:

@@ -1,7 +1,7 @@
 import pytest
 from tests.data import miniatures
 
-from softtriple.data import load_benchmark
+from softtriple.data import absolute_spec, load_benchmark
 from softtriple.errors import UserError
 
 
@@ -9,8 +9,9 @@ from softtriple.errors import UserError
     ("spec", "message"),
     [
         ("birds:/nowhere", "unknown benchmark 'birds'.*cars196, cub.*sop"),
-        ("cub:", "cub: needs the folder of the benchmark: cub:PATH"),
-        ("cub", "cub needs the folder of the benchmark: cub:PATH"),
+        ("cub:", "cub:: not downloaded yet.*softtriple download cub`.*cub:PATH"),
+        ("cub", "cub: not downloaded yet.*softtriple download cub`.*cub:PATH"),
+        ("omniglot-alphabets", "softtriple download omniglot`.*omniglot-alphabets:PATH"),
         ("cubs:/nowhere", "unknown benchmark 'cubs' in 'cubs:/nowhere'; did you mean 'cub'"),
         ("nowhere", "nowhere: no such file or folder; choose from .*cub:PATH.*, digits, glyphs"),
         ("glyhps", "glyhps: no such file or folder; did you mean 'glyphs'"),
@@ -87,3 +88,20 @@ def test_suffixes_are_compared_without_case(tmp_path):
     table = miniatures.text_table(tmp_path)
     table.rename(tmp_path / "T.PARQUET")
     assert load_benchmark(str(tmp_path / "T.PARQUET")).kind == "text"
+
+
+def test_a_downloaded_benchmark_needs_no_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTTRIPLE_DATA", str(tmp_path))
+    assert absolute_spec("cub") == "cub"
+    folder = miniatures.cub(tmp_path / "CUB_200_2011")
+    assert len(load_benchmark("cub", on_error="skip").train) == 6
+    assert absolute_spec("cub") == f"cub:{folder}"
+
+
+def test_a_folder_of_the_same_name_comes_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOFTTRIPLE_DATA", str(tmp_path / "data"))
+    miniatures.cub(tmp_path / "data" / "CUB_200_2011")
+    miniatures.class_folders(tmp_path / "cub", classes=2)
+    monkeypatch.chdir(tmp_path)
+    assert load_benchmark("cub").class_names == ("class0", "class1")
+    assert absolute_spec("cub") == str(tmp_path / "cub")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from softtriple.data.benchmark import Benchmark, MissingDataError, OnError, Splitting
+from softtriple.data.cache import data_directory
 from softtriple.data.images import IMAGE_SUFFIXES
 from softtriple.data.sources import table, vectors
 from softtriple.data.sources.cars196 import load_cars196
@@ -32,14 +33,23 @@ SCHEMES: dict[str, Loader] = {
     "omniglot-alphabets": load_omniglot_alphabets,
     "sop": load_sop,
 }
+# Where a benchmark without a path is, below the data folder: the name its archive has.
+FOLDERS = {
+    "cars196": "cars196",
+    "cub": "CUB_200_2011",
+    "inshop": "inshop",
+    "omniglot": "omniglot",
+    "omniglot-alphabets": "omniglot",
+    "sop": "Stanford_Online_Products",
+}
 
 
 def load_benchmark(spec: str, **options: Any) -> Benchmark:
     """Load the data that ``spec`` names; the signature of the loader decides which ``options`` exist.
 
     ``spec`` is a folder of class folders (or of train/ and test/), a .csv, .tsv, .jsonl or .parquet table, a .npz or
-    .parquet file of vectors, a benchmark with its folder such as ``cub:PATH``, or ``glyphs`` or ``digits``, which need
-    no files. An option that is None counts as not given.
+    .parquet file of vectors, a benchmark with its folder such as ``cub:PATH``, a downloaded benchmark such as ``cub``,
+    or ``glyphs`` or ``digits``, which need no files. An option that is None counts as not given.
 
     ``split="none"`` loads data to index or embed: all items are in ``test`` unless the source has its own split, and a
     single class, an unlabelled folder of images or one image file is enough.
@@ -67,9 +77,14 @@ def find_loader(spec: str) -> tuple[Loader, tuple[Path, ...]]:
         return EMBEDDED[spec], ()
     scheme, colon, rest = spec.partition(":")
     if scheme in SCHEMES and (colon or not Path(spec).exists()):
-        if not rest:
-            raise UserError(f"{spec} needs the folder of the benchmark: {scheme}:PATH")
-        return SCHEMES[scheme], (Path(rest).expanduser().absolute(),)
+        path = Path(rest).expanduser().absolute() if rest else downloaded(scheme)
+        if not rest and not path.is_dir():
+            name = scheme.removesuffix("-alphabets")
+            raise MissingDataError(
+                f"{spec}: not downloaded yet. Get it with `softtriple download {name}`, "
+                f"or name its folder: {scheme}:PATH"
+            )
+        return SCHEMES[scheme], (path,)
     path = Path(spec).expanduser().absolute()  # a run may be used from another directory
     if path.is_dir():
         return load_folder, (path,)
@@ -94,6 +109,11 @@ def find_loader(spec: str) -> tuple[Loader, tuple[Path, ...]]:
             raise UserError(f"{spec}: cannot read {suffix or 'a file without suffix'}; expected a folder or {kinds}")
 
 
+def downloaded(scheme: str) -> Path:
+    """Where the benchmark ``scheme`` is once it is downloaded."""
+    return data_directory().absolute() / FOLDERS[scheme]
+
+
 def absolute_spec(spec: str) -> str:
     """``spec`` with an absolute path, which means the same in every directory.
 
@@ -104,7 +124,8 @@ def absolute_spec(spec: str) -> str:
     if spec in EMBEDDED:
         return spec
     scheme, colon, rest = spec.partition(":")
-    if colon and scheme in SCHEMES:
-        return f"{scheme}:{Path(rest).expanduser().absolute()}" if rest else spec
     path = Path(spec).expanduser()
+    if scheme in SCHEMES and (colon or not path.exists()):
+        folder = Path(rest).expanduser().absolute() if rest else downloaded(scheme)
+        return f"{scheme}:{folder}" if rest or folder.is_dir() else spec
     return str(path.absolute()) if path.exists() else spec
