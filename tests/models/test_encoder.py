@@ -213,3 +213,24 @@ def test_an_encoder_without_it_says_nothing_of_it(tmp_path: Path) -> None:
 def test_impossible_evaluation_sizes(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Encoder.from_backbone(name, dim=2, **options)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+def test_a_truncated_encoder_gives_the_first_numbers(layer_norm: bool, tmp_path: Path) -> None:
+    encoder = small(dim=4, layer_norm=layer_norm).eval()
+    short = encoder.truncated(2)
+    expected = F.normalize(encoder(images())[:, :2], dim=-1)
+    torch.testing.assert_close(short(images()), expected)
+    assert short.dim == 2
+    assert short.preprocess == encoder.preprocess
+    short.save(tmp_path)
+    torch.testing.assert_close(Encoder.load(tmp_path)(images()), expected)
+    torch.testing.assert_close(encoder.truncated(4)(images()), encoder(images()))
+
+
+@pytest.mark.parametrize("dim", [0, -1, 5])
+def test_it_cannot_be_cut_to_any_width(dim: int) -> None:
+    with pytest.raises(UserError, match=f"dim = {dim} must be from 1 to 4"):
+        small(dim=4).truncated(dim)
+    with pytest.raises(UserError, match="no linear head"):
+        small(dim=None).truncated(1)

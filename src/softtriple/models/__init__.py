@@ -7,5 +7,5 @@ from softtriple.models.backbones import check_backbone as check_backbone
 from softtriple.models.backbones.stages import StagedNetwork as StagedNetwork
 from softtriple.models.description import EncoderConfig as EncoderConfig
 from softtriple.models.encoder import Encoder as Encoder
-from softtriple.models.encoder import check_trainable as check_trainable
 from softtriple.models.preprocess import Preprocess as Preprocess
+from softtriple.models.trainable import check_trainable as check_trainable

@@ -1,7 +1,6 @@
 """The encoder: backbone, pooling, optional layer norm, linear head, unit length."""
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,26 +14,23 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from softtriple.data.benchmark import Kind
-from softtriple.errors import UserError, counted
+from softtriple.errors import UserError
 from softtriple.models.backbones import build_backbone, restore_backbone
 from softtriple.models.backbones.module import MODULE, module_backbone, module_name
 from softtriple.models.backbones.stages import StagedNetwork
 from softtriple.models.description import EncoderConfig, Pooling
+from softtriple.models.folding import Pairs, fast_view, find_pairs
+from softtriple.models.hub import snapshot
 from softtriple.models.inputs import Batch, Images, Texts, Vectors, example_input, input_batches
 from softtriple.models.lora import add_low_rank, freeze_all_but_low_rank, merge_low_rank
 from softtriple.models.preprocess import Preprocess, TextPreprocess
 from softtriple.models.saving import fingerprint, load_encoder, open_encoder, separate_tensors, write_encoder
+from softtriple.models.trainable import count_frozen
 
+FEWEST_FOLDED = 16  # items in a batch; for fewer, folding batch norms costs what it saves
 FrozenBatchNorm = Literal["off", "statistics", "statistics+affine"]
-
-
-def check_trainable(part: str) -> None:
-    """UserError unless ``part`` is "head", "all", "lora" or "last:N" with a positive N."""
-    if not re.fullmatch(r"head|all|lora|last:[1-9][0-9]{0,8}", part):
-        raise UserError(
-            f"trainable = {part!r} must be head, all or last:N, such as last:2 for the last two stages;"
-            " or lora, for transformers"
-        )
+# Of a repository: the folder of an encoder, or the same files beside the model card.
+ENCODER_FILES = ("encoder/*", "*.json", "*.txt", "model.safetensors")
 
 
 def pool(x: Float[Tensor, "batch ..."], pooling: Pooling) -> Float[Tensor, "batch features"]:
@@ -91,6 +87,7 @@ class Encoder(nn.Module):
         self._frozen_stages = 0
         self._low_rank = False
         self._frozen_batch_norm: FrozenBatchNorm = "off"
+        self._pairs: Pairs | None = None
         if config.eval_size is not None:
             self._set_eval_size(config.eval_size)
 
@@ -171,7 +168,11 @@ class Encoder(nn.Module):
         self.eval()
         try:
             batches = input_batches(items, self.preprocess, self.config.in_features, batch_size)
-            embeddings = [self(self.prepare(batch).to(device)).float().cpu().numpy() for batch in batches]
+            network, embeddings = self, []
+            for batch in batches:
+                if len(batch) >= FEWEST_FOLDED and network is self:
+                    network = self.fast()
+                embeddings.append(network(self.prepare(batch).to(device)).float().cpu().numpy())
         finally:
             self.train(was_training)
         return np.concatenate([np.empty((0, self.dim), dtype=np.float32), *embeddings])
@@ -213,6 +214,39 @@ class Encoder(nn.Module):
         features = self.head_input(features)
         return F.normalize(features if self.head is None else self.head(features), dim=-1)
 
+    def truncated(self, dim: int) -> "Encoder":
+        """An encoder of the first ``dim`` numbers of the embeddings, as unit vectors, on the same backbone.
+
+        Example:
+            >>> encoder = Encoder.from_backbone("linear", dim=4, in_features=3)
+            >>> encoder.truncated(2).embed([[1.0, 2.0, 3.0]]).shape
+            (1, 2)
+        """
+        if not 1 <= dim <= self.dim:
+            raise UserError(f"dim = {dim} must be from 1 to {self.dim}, the width of the embeddings")
+        if not isinstance(self.head, nn.Linear):
+            raise UserError("this encoder has no linear head to cut")
+        head = nn.Linear(self.head.in_features, dim, device=self.device, dtype=self.head.weight.dtype)
+        shorter = Encoder(replace(self.config, dim=dim), self.class_names, backbone=self.backbone, head=head)
+        shorter.set_head(self.head.weight[:dim], self.head.bias[:dim])
+        shorter.preprocess = self.preprocess
+        return shorter.eval()
+
+    def fast(self) -> "Encoder":
+        """This encoder, computed faster (`softtriple.models.folding`), in the same mode: for loops, not for saving.
+
+        It shares parameters and buffers with this one, so that it can be trained and is never out of date. A network
+        on texts or vectors, or of the user's own, stays as it is.
+        """
+        if self.takes != "image" or not self.backbone.cacheable:
+            return self
+        if self._pairs is None:
+            was_training = self.training
+            self.eval()
+            self._pairs = find_pairs(self, self.example().to(self.device))
+            self.train(was_training)
+        return fast_view(self, self._pairs)
+
     # What is trained.
 
     def set_trainable(self, part: str) -> int:
@@ -221,7 +255,9 @@ class Encoder(nn.Module):
         ``"lora"`` trains the head and low-rank changes of a transformer's attention. Returns the number of frozen
         stages. They stay in evaluation mode, so their output for an input never changes and can be cached.
         """
-        self._frozen_stages = self._count_frozen(part)
+        if part == "head" and self.head is None:
+            raise UserError("trainable = 'head': this encoder has no head (dim = none)")
+        self._frozen_stages = count_frozen(part, self.num_stages, self.config.backbone)
         merge_low_rank(self.backbone)
         if part == "lora":
             add_low_rank(self.backbone, self.config.backbone)
@@ -272,21 +308,6 @@ class Encoder(nn.Module):
                 f"{self.config.backbone} does not take images of eval_size = {size} pixels ({error})"
             ) from error
         self.train()
-
-    def _count_frozen(self, part: str) -> int:
-        check_trainable(part)
-        if part in ("all", "lora"):
-            return 0
-        if part == "head":
-            if self.head is None:
-                raise UserError("trainable = 'head': this encoder has no head (dim = none)")
-            return self.num_stages
-        count = int(part.removeprefix("last:"))
-        if count > self.num_stages:
-            raise UserError(
-                f"trainable = {part!r}: {self.config.backbone} has only {counted(self.num_stages, 'stage')}"
-            )
-        return self.num_stages - count
 
     def _apply_frozen(self) -> None:
         self.requires_grad_(True)
@@ -363,3 +384,16 @@ class Encoder(nn.Module):
             # What the weights were trained on, even if this version's default differs.
             encoder.preprocess = saved_preprocess
         return encoder.eval()
+
+    @classmethod
+    def from_pretrained(cls, name: str, *, revision: str | None = None, **options: Any) -> "Encoder":
+        """The encoder of the folder ``name``, or of the repository USER/NAME of the Hugging Face hub, to evaluate.
+
+        ``revision`` is a branch, a tag or a commit of the repository; ``options`` are those of `load`. What comes from
+        the hub is data: it is not executed.
+        """
+        if Path(name).is_dir():
+            if revision is not None:
+                raise UserError(f"{name} is a folder, which has no revision = {revision!r}")
+            return cls.load(name, **options)
+        return cls.load(snapshot(name, ENCODER_FILES, revision), **options)

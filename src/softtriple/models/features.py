@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -182,14 +183,16 @@ def item_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
     """A feed that reads items anew in every epoch."""
     check_items(encoder, split)
 
+    def prepare(batch: Any) -> Inputs:
+        inputs = encoder.prepare(batch)
+        return inputs.pin_memory() if encoder.device.type == "cuda" else inputs
+
     def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
         read = batches(
             split, row_batches, reading.view,
-            seed=reading.seed, epoch=epoch, cache=reading.cache, workers=reading.workers,
+            seed=reading.seed, epoch=epoch, cache=reading.cache, workers=reading.workers, prepare=prepare,
         )  # fmt: skip
-        with closing(read) as items:
-            for inputs, labels in items:
-                yield encoder.prepare(inputs), labels
+        return cast(Generator[tuple[Inputs, Tensor], None, None], read)
 
     return Feed(split.labels, draw)
 
@@ -229,7 +232,7 @@ def cached_feed(
             progress(view * total + done, views * total)
 
         def write(file: Path, view: int = view, show: Progress = show) -> None:
-            run = partial(_run_frozen, encoder, frozen=frozen, reading=reading)
+            run = partial(_run_frozen, encoder.eval().fast(), frozen=frozen, reading=reading)
             write_rows(file, len(split), (outputs.numpy() for outputs in _in_order(encoder, feed, run, show, view)))
 
         rows.append(cached(path, write, map_rows, notify=notify))
@@ -262,7 +265,7 @@ def cache_size(
 @torch.no_grad()
 def embed_feed(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -> Float[Tensor, "items dim"]:
     """The unit embedding of every item, in order."""
-    run = partial(encoder.run_from, first=feed.first)
+    run = partial(encoder.eval().fast().run_from, first=feed.first)
     rows = [outputs.float().cpu() for outputs in _in_order(encoder, feed, run, progress)]
     return torch.cat([*rows, torch.empty(0, encoder.dim)])
 
@@ -270,7 +273,7 @@ def embed_feed(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) ->
 @torch.no_grad()
 def feature_rows(encoder: Encoder, feed: Feed) -> Float[Tensor, "items features"]:
     """The pooled backbone features of every item, in order, before layer norm and head."""
-    run = partial(encoder.features_from, first=feed.first)
+    run = partial(encoder.eval().fast().features_from, first=feed.first)
     return torch.cat([outputs.float().cpu() for outputs in _in_order(encoder, feed, run)])
 
 
@@ -290,8 +293,7 @@ def embed_share(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -
 def _in_order(
     encoder: Encoder, feed: Feed, run: Callable[[Tensor], Tensor], progress: Progress = _silent, epoch: int = 0
 ) -> Iterator[Tensor]:
-    """What ``run`` makes of each batch of ``feed``, with the encoder in evaluation mode."""
-    encoder.eval()
+    """What ``run`` makes of each batch of ``feed``."""
     done = 0
     for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), epoch):
         yield run(inputs.to(encoder.device))

@@ -65,7 +65,7 @@ def pca_head(features: Float[Tensor, "items features"], dim: int) -> Head:
     check_width(features, dim)
     rows = features.double()
     mean = rows.mean(dim=0)
-    weight = _principal(rows, dim)
+    weight = principal_components(rows, dim)
     return weight, -weight @ mean
 
 
@@ -87,7 +87,7 @@ def closed_form_head(
     rows = rows * scale
     whitening = within_class_spread(rows, labels).whitening(start.power, start.shrinkage) if start.power else None
     whitened = rows if whitening is None else rows @ whitening
-    weight = _principal(whitened, dim)
+    weight = principal_components(whitened, dim)
     weight = (weight if whitening is None else weight @ whitening) * scale
     weight = weight / (weight.square().mean().sqrt() * weight.shape[1] ** 0.5)
     mean = features.double().mean(dim=0) if start.center else features.new_zeros(features.shape[1], dtype=weight.dtype)
@@ -108,7 +108,8 @@ def check_width(features: Float[Tensor, "items features"], dim: int) -> None:
         raise UserError(f"PCA to dim = {dim} needs at least as many features; there are {features.shape[1]}")
 
 
-def _principal(rows: Float[Tensor, "items features"], dim: int) -> Float[Tensor, "dim features"]:
+def principal_components(rows: Float[Tensor, "items features"], dim: int) -> Float[Tensor, "dim features"]:
+    """The ``dim`` directions in which ``rows`` differ most, orthonormal, completed by random ones if rows are few."""
     centered = rows - rows.mean(dim=0)
     _, directions = _eigh(centered.T @ centered)
     components = directions[:, -min(dim, max(len(rows) - 1, 1)) :].flip(1)

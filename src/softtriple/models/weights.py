@@ -10,9 +10,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
+from softtriple.data.fetch import DownloadError, Progress, RemoteFile, fetch
 from softtriple.errors import UserError
 
 _METADATA = {"format": "pt"}
+_LARGEST = 10**11  # bytes of a weight file by URL
 
 
 class MissingFileError(UserError, FileNotFoundError):
@@ -25,7 +27,7 @@ def read_weights(source: str) -> dict[str, Tensor]:
     A URL is downloaded once, into PyTorch's cache directory. If the file name ends in the beginning of the file's
     SHA-256, as in ``bn_inception-52deb4733.pth``, the content is checked against it. Only tensors are unpickled.
     """
-    path = _download(source) if is_url(source) else check_weights_file(source)
+    path = download_weights(source) if is_url(source) else check_weights_file(source)
     expected = _checksum_in_name(path.name)
     actual = sha256_of(path)
     if not actual.startswith(expected):
@@ -137,19 +139,15 @@ def downloaded_file(url: str) -> Path:
     return folder / name if _checksum_in_name(name) else folder / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
-def _download(url: str) -> Path:
+def download_weights(url: str, folder: Path | None = None, *, progress: Progress = lambda *_: None) -> Path:
+    """The path of the weight file at ``url`` in ``folder`` or the cache, downloaded if it is not there yet."""
     path = downloaded_file(url)
-    if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(url, str(path), _checksum_in_name(path.name), progress=False)
-        except OSError as error:  # every failure of urllib is one
-            raise MissingFileError(
-                f"{url}: download failed ({error}). Get the file elsewhere and give its path."
-            ) from error
-        except RuntimeError as error:  # how torch.hub reports a wrong checksum
-            raise UserError(f"{url}: {error}") from error
-    return path
+    checksum = f"sha256:{expected}" if (expected := _checksum_in_name(path.name)) else None
+    file = RemoteFile(name=path.name, urls=(url,), checksum=checksum, limit=_LARGEST)
+    try:
+        return fetch(file, folder or path.parent, progress=progress)
+    except DownloadError as error:
+        raise MissingFileError(f"{error}. Get the file elsewhere and give its path") from error
 
 
 def _checksum_in_name(name: str) -> str:

@@ -1,0 +1,162 @@
+"""The same network, computed faster: batch norms with fixed statistics folded into the convolutions before them.
+
+With running mean μ, variance σ², scale γ and shift β, the batch norm of a convolution with weight w and bias b is a
+convolution with weight w·s and bias β + (b − μ)·s, where s = γ / √(σ² + ε). Computing s touches the weights, which are
+few, instead of the feature maps, which are many, in the forward and in the backward pass. On a CPU, depthwise
+convolutions with a stride or a kernel larger than 3 compute in float32 under autocast: in bfloat16 their backward pass
+takes several times as long.
+"""
+
+import copy
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
+Pairs = tuple[tuple[str, str], ...]
+
+# Places of the maps of a batch for each weight of an output channel; with fewer, folding costs what it saves.
+FEWEST_PLACES = 2
+
+
+class FastConvolution(nn.Module):
+    """A convolution and the batch norm after it, if any: one convolution if statistics are fixed and maps are large.
+
+    The weight is folded in each call, so that both modules can be trained, and are never out of date.
+    """
+
+    def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None) -> None:
+        super().__init__()
+        self.conv, self.norm = conv, norm
+
+    def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch out rows columns"]:
+        """The normalised feature map; an activation that belongs to the norm is applied as well."""
+        norm: Any = self.norm
+        if norm is None or norm.training or not _saves(self.conv, x):
+            output = _convolve(self.conv, x, self.conv.weight, self.conv.bias)
+            return output if norm is None else norm(output)
+        output = _convolve(self.conv, x, *folded_weights(self.conv, norm))
+        return norm.act(norm.drop(output)) if _has_activation(norm) else output
+
+
+def folded_weights(
+    conv: nn.Conv2d, norm: nn.BatchNorm2d
+) -> tuple[Float[Tensor, "out channels rows columns"], Float[Tensor, " out"]]:
+    """Weight and bias of the convolution that ``conv`` and then ``norm`` amount to, differentiable by theirs."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    mean = norm.running_mean if conv.bias is None else norm.running_mean - conv.bias
+    return conv.weight * scale.view(-1, 1, 1, 1), norm.bias - mean * scale
+
+
+def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not _is_slow_in_bfloat16(conv) or x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        output: Tensor = conv._conv_forward(x, weight, bias)
+        return output
+    with torch.autocast("cpu", enabled=False):
+        output = conv._conv_forward(x.float(), weight, bias)
+    return output.to(torch.get_autocast_dtype("cpu"))
+
+
+def find_pairs(network: nn.Module, inputs: Tensor) -> Pairs:
+    """Names of the convolutions in ``network`` whose output goes to a batch norm and nowhere else, and of these norms.
+
+    Runs the network once and reads the graph of its gradient, so that it takes no knowledge of the network's code.
+    """
+    calls: Counter[str] = Counter()
+    convolutions: dict[Any, str] = {}
+    norms: dict[Any, str] = {}
+    handles = []
+    for name, module in network.named_modules():
+
+        def before(_: nn.Module, arguments: tuple[Tensor, ...], name: str = name) -> None:
+            calls[name] += 1
+            norms[arguments[0].grad_fn] = name
+
+        def after(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
+            calls[name] += 1
+            convolutions[output.grad_fn] = name
+
+        if type(module) is nn.Conv2d and module.padding_mode == "zeros":
+            handles.append(module.register_forward_hook(after))
+        elif _is_foldable(module):
+            handles.append(module.register_forward_pre_hook(before))
+    try:
+        with torch.enable_grad():
+            output = network(inputs.detach().requires_grad_())
+    finally:
+        for handle in handles:
+            handle.remove()
+    used = _uses(output.grad_fn)
+    return tuple(
+        (name, norms[node])
+        for node, name in convolutions.items()
+        if node in norms and used[node] == 1 and calls[name] == calls[norms[node]] == 1
+    )
+
+
+def fast_view(network: Module, pairs: Pairs) -> Module:
+    """``network`` with its ``pairs`` folded, in the same mode; all parameters and buffers are those of ``network``."""
+    replaced: dict[str, nn.Module] = {
+        name: FastConvolution(module, None)
+        for name, module in network.named_modules()
+        if type(module) is nn.Conv2d and _is_slow_in_bfloat16(module)
+    }
+    for conv, norm in pairs:
+        modules = network.get_submodule(conv), network.get_submodule(norm)
+        replaced |= {conv: FastConvolution(*modules), norm: nn.Identity()}  # type: ignore[arg-type]
+    return _with_modules(network, replaced)
+
+
+def _with_modules(module: Module, replaced: Mapping[str, nn.Module]) -> Module:
+    """A shallow copy of ``module`` with some of its submodules replaced, by dotted name."""
+    changed = copy.copy(module)
+    changed.__dict__["_modules"] = dict(module._modules)
+    inner: dict[str, dict[str, nn.Module]] = {}
+    for name, replacement in replaced.items():
+        child, _, rest = name.partition(".")
+        if rest:
+            inner.setdefault(child, {})[rest] = replacement
+        else:
+            changed._modules[child] = replacement
+    for child, names in inner.items():
+        changed._modules[child] = _with_modules(module.get_submodule(child), names)
+    return changed
+
+
+def _uses(root: Any) -> Counter[Any]:
+    """How many nodes of the graph of a gradient take the output of each node."""
+    uses: Counter[Any] = Counter()
+    waiting, seen = [root], {root}
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is not None:
+                uses[node] += 1
+                if node not in seen:
+                    seen.add(node)
+                    waiting.append(node)
+    return uses
+
+
+def _saves(conv: nn.Conv2d, x: Tensor) -> bool:
+    places = x.shape[0] * x.shape[2] * x.shape[3] // (conv.stride[0] * conv.stride[1])
+    return places >= FEWEST_PLACES * conv.weight[0].numel()
+
+
+def _is_slow_in_bfloat16(conv: nn.Conv2d) -> bool:
+    return conv.groups == conv.in_channels > 1 and (max(conv.stride) > 1 or max(conv.kernel_size) > 3)
+
+
+def _is_foldable(module: nn.Module) -> bool:
+    known = type(module) is nn.BatchNorm2d or _has_activation(module)
+    return known and module.affine and module.track_running_stats  # type: ignore[return-value]
+
+
+def _has_activation(module: nn.Module) -> bool:
+    """Whether it is timm's batch norm with an activation."""
+    return type(module).__name__ == "BatchNormAct2d"
