@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
-from softtriple.metrics.clustering import ami, kmeans, nmi
+from softtriple.metrics.clustering import ami, kmeans, nmi, principal_components
 
 
 def blobs(count, num_classes, dim, noise, seed=0):
@@ -64,6 +64,25 @@ def test_objective_is_that_of_the_clusters():
     clusters, objective = kmeans(vectors, 20, iterations=100, tolerance=0.0)
     means = torch.stack([vectors[clusters == c].mean(dim=0) for c in range(20)])
     assert float((vectors - means[clusters]).square().sum()) == pytest.approx(objective, rel=1e-4)
+
+
+def test_a_sketch_guides_and_the_vectors_decide():
+    vectors, _ = blobs(900, 40, 64, 0.8)
+    sketch = principal_components(vectors, 16)
+    assert sketch.shape == (900, 16)
+    guided = [kmeans(vectors, 40, seed=seed, sketch=sketch, iterations=100, tolerance=0.0) for seed in range(3)]
+    alone = [kmeans(vectors, 40, seed=seed) for seed in range(3)]
+    assert min(run.objective for run in guided) <= 1.03 * min(run.objective for run in alone)
+    for clusters, objective in guided:
+        means = torch.stack([vectors[clusters == c].mean(dim=0) for c in range(40)])
+        assert float((vectors - means[clusters]).square().sum()) == pytest.approx(objective, rel=1e-4)
+
+
+def test_principal_components_keep_the_most_variance():
+    vectors, _ = blobs(200, 10, 12, 0.8)
+    theirs = np.linalg.svd(vectors.numpy() - vectors.numpy().mean(axis=0), compute_uv=False)[:5] ** 2
+    ours = principal_components(vectors, 5)
+    assert (ours - ours.mean(dim=0)).square().sum(dim=0).flip(0).tolist() == pytest.approx(theirs.tolist(), rel=1e-3)
 
 
 def test_ends_where_means_alone_gain_nothing():

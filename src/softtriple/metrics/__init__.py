@@ -1,5 +1,8 @@
 """Retrieval and clustering metrics with confidence intervals, the `Report` of them, and the comparison of reports."""
 
+from softtriple.metrics.calibration import Calibration as Calibration
+from softtriple.metrics.calibration import calibrate as calibrate
+from softtriple.metrics.calibration import format_calibration as format_calibration
 from softtriple.metrics.clustering import Clustering as Clustering
 from softtriple.metrics.clustering import ami as ami
 from softtriple.metrics.clustering import kmeans as kmeans
@@ -19,4 +22,4 @@ from softtriple.metrics.retrieval import map_at_r as map_at_r
 from softtriple.metrics.retrieval import precision_at_1 as precision_at_1
 from softtriple.metrics.retrieval import r_precision as r_precision
 from softtriple.metrics.retrieval import recall_at_k as recall_at_k
-from softtriple.search.knn import first_hit_ranks as first_hit_ranks
+from softtriple.search.ranks import first_hit_ranks as first_hit_ranks

@@ -10,6 +10,9 @@ proportional to the squared distance to the centres so far, but in a few large r
 iteration. Every iteration also moves centres that contribute little to items that are far from any centre, where that
 lowers the objective. A few iterations then reach a lower objective than twenty from random items: 29 990 against 30 140
 (faiss.Kmeans) on vectors of that size, in a quarter of the time.
+
+Runs on the same vectors can share their principal components. Iterations there cost a fraction and end nearer to a good
+solution than a start from items does, so that few iterations on the whole vectors remain.
 """
 
 from typing import NamedTuple
@@ -42,16 +45,38 @@ def kmeans(
     seed: int = 0,
     iterations: int = 20,
     tolerance: float = 1e-4,
+    sketch: Float[Tensor, "items some"] | None = None,
 ) -> Clustering:
     """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from a spread start.
 
     It stops after ``iterations``, or when an iteration without relocated centres lowers the objective by less than the
-    share ``tolerance``.
+    share ``tolerance``. With a ``sketch`` of the vectors, such as `principal_components`, the iterations first run on
+    that and then on the vectors.
     """
     if not 1 <= num_clusters <= len(vectors):
         raise UserError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
     items = vectors.detach().float().cpu().contiguous()
-    served = _spread_start(items, num_clusters, np.random.default_rng(seed))
+    drawn = items if sketch is None else sketch
+    served = _spread_start(drawn, num_clusters, np.random.default_rng(seed))
+    if sketch is not None:
+        served = _lloyd(sketch, served, num_clusters, iterations, tolerance)
+        served = _assign(items, _means(items, served, num_clusters), 2)
+    served = _lloyd(items, served, num_clusters, iterations, tolerance)
+    return Clustering(torch.from_numpy(served.nearest), served.objective)
+
+
+def principal_components(vectors: Float[Tensor, "items dim"], count: int) -> Float[Tensor, "items count"]:
+    """The coordinates of ``vectors`` that vary most, on the CPU."""
+    items = vectors.detach().float().cpu()
+    _, directions = torch.linalg.eigh(torch.cov(items.T))
+    components: Tensor = items @ directions[:, -count:]
+    return components.contiguous()
+
+
+def _lloyd(
+    items: Float[Tensor, "items dim"], served: "_Service", num_clusters: int, iterations: int, tolerance: float
+) -> "_Service":
+    """Lloyd's iterations from ``served``, with centres relocated where that lowers the objective."""
     relocates = True
     for _ in range(iterations):
         moves = _relocations(served, num_clusters) if relocates else []
@@ -68,7 +93,7 @@ def kmeans(
             # The gain of a move is an estimate. From here on no centre is relocated, and the second nearest, which
             # takes longer to find, is not needed.
             relocates = False
-    return Clustering(torch.from_numpy(served.nearest), served.objective)
+    return served
 
 
 def nmi(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> float:

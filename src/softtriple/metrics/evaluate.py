@@ -18,15 +18,19 @@ from torch import Tensor
 from softtriple import dist
 from softtriple.data import read_vectors
 from softtriple.errors import UserError, counted
-from softtriple.metrics.clustering import ami, kmeans, nmi
+from softtriple.metrics.clustering import ami, kmeans, nmi, principal_components
 from softtriple.metrics.intervals import class_intervals
 from softtriple.metrics.report import ClassResult, KMeansRuns, Report
 from softtriple.metrics.retrieval import precision_per_query
-from softtriple.search.knn import as_rows, first_hit_ranks, query_blocks, top_rows
+from softtriple.search.knn import as_rows, query_blocks
+from softtriple.search.ranks import first_hit_ranks, hit_rows
 
 # With more classes an iteration of k-means takes seconds, and runs differ little because chance averages out over
 # thousands of clusters: one run, which stops when an iteration gains less than one percent.
 _MANY_CLASSES = 1000
+# Principal components that runs of k-means share, for vectors with at least twice as many dimensions and few classes:
+# with many, clusters differ in more directions, and k-means ended with a higher objective.
+_COMPONENTS = 128
 # Queries with at most this many positives are searched together. Larger numbers are grouped by powers of two, so that
 # one large class does not make every query collect as many candidates.
 _SHALLOW = 64
@@ -245,8 +249,9 @@ def _rank(
         asked = rows[part]
         depth = max(1, int(positives[asked].amax()))
         vectors = queries if len(asked) == len(queries) else queries[asked]
-        neighbors = top_rows(vectors, items, depth, own=asked if among else None, memory_budget=memory_budget)
-        neighbor_labels = item_labels[neighbors.rows]
+        own = asked if among else None
+        found = hit_rows(vectors, labels[asked], items, item_labels, depth, own=own, memory_budget=memory_budget)
+        neighbor_labels = item_labels[found]
         precision = precision_per_query(neighbor_labels, labels[asked], positives[asked])
         r_precision[part], average_precision[part] = precision
         hits = neighbor_labels == labels[asked][:, None]
@@ -281,10 +286,13 @@ class _Clusters(NamedTuple):
 
 def _cluster(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], restarts: int, seed: int) -> _Clusters:
     num_clusters = len(torch.unique(labels))
-    tolerance = 1e-4 if num_clusters <= _MANY_CLASSES else 1e-2
+    many = num_clusters > _MANY_CLASSES
+    wide = vectors.shape[1] >= 2 * _COMPONENTS and len(vectors) > 1
+    sketch = principal_components(vectors, _COMPONENTS) if wide and not many else None
 
     def run(restart: int) -> tuple[float, float, float]:
-        clustering = kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance)
+        tolerance = 1e-2 if many else 1e-4
+        clustering = kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance, sketch=sketch)
         clusters = clustering.clusters
         return clustering.objective, nmi(labels, clusters), ami(labels, clusters)
 
