@@ -18,7 +18,7 @@ from softtriple.data.images import decode_image
 from softtriple.errors import UserError
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
-from softtriple.search import Hit, Item, catalog, nearest, open_store
+from softtriple.search import Item, catalog, nearest, open_store
 from softtriple.search.catalog import Indexed, embed_queries
 from softtriple.search.lance import LanceStore
 from softtriple.training import Run, train
@@ -182,7 +182,8 @@ def test_a_split_needs_no_benchmark_and_no_run(image_run: Path, images: Path, ur
     entries = catalog.split_entries(Split(ImageFiles(paths), np.zeros(5, dtype=np.int64)), ("unlabelled",))
     store = open_store(uri, fingerprint=Encoder.load(image_run).fingerprint(), dim=encoder.dim, create=True)
     assert catalog.index_items(encoder, [entries], store, QUIET).added == 5
-    ((hit, *_),) = catalog.search_store(encoder, [paths[2]], store, k=3)
+    vectors = catalog.embed_queries(encoder, [paths[2]])
+    ((hit, *_),) = catalog.search_store(store, vectors, k=3, classes=(), exact=False)
     assert (hit.item.source, hit.item.class_name) == (paths[2], "unlabelled")
     assert catalog.delete_items([entries], store) == 5
 
@@ -307,14 +308,3 @@ def test_a_query_is_seen_as_in_evaluation(image_run: Path, images: Path) -> None
     encoder, path = Encoder.load(image_run), images / "b" / "0.png"
     from_file = embed_queries(encoder, [str(path)])
     np.testing.assert_array_equal(from_file, encoder.embed(decode_image(str(path))))
-
-
-def test_the_table_is_aligned_and_plain() -> None:
-    hits = [Hit(Item("1", 0, "a", "/x/y.png"), 0.5), Hit(Item("2", 1, "long name\x1b[31m", "a\ntext"), -0.25)]
-    assert catalog.table("q", hits).splitlines() == [
-        "q",
-        "rank   score  class           item",
-        "   1   0.500  a               /x/y.png",
-        "   2  -0.250  long name [31m  a text",
-    ]
-    assert catalog.table("q", []) == "q: nothing found"

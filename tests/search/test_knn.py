@@ -1,4 +1,4 @@
-"""`nearest` and `first_hit_ranks` against a brute-force search in float64, on sets full of ties."""
+"""`nearest` against a brute-force search in float64, on sets full of ties."""
 
 import doctest
 
@@ -14,7 +14,6 @@ from softtriple.search.knn import (
     Neighbors,
     error_bound,
     exact_pairs,
-    first_hit_ranks,
     nearest,
     tile_side,
     tiles,
@@ -264,100 +263,6 @@ def test_readers_of_a_tile_have_the_precision_that_they_set():
         assert [torch.get_float32_matmul_precision() for _ in tiles(vectors, vectors, 0)] == ["medium"] * 9
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-def ranks_by_the_book(queries, labels, gallery=None, gallery_labels=None):
-    """Walk down the sorted list until the class is right. Never optimise this."""
-    among = gallery is None
-    items, item_labels = (queries, labels) if among else (gallery, gallery_labels)
-    ranks = []
-    for order, label in zip(by_the_book(queries, items, len(items), exclude_self=among), labels, strict=True):
-        hits = (item_labels[order] == label).nonzero()[:, 0]
-        ranks.append(int(hits[0]) + 1 if len(hits) else 0)
-    return torch.tensor(ranks)
-
-
-def labelled(count, dim, distinct, num_classes, seed):
-    labels = np.random.default_rng(seed).integers(num_classes, size=count)
-    return crowded(count, dim, distinct, seed), torch.from_numpy(labels)
-
-
-@pytest.fixture(params=[2048, 8], ids=["one tile", "many tiles"])
-def tile(request, monkeypatch):
-    monkeypatch.setattr(knn, "TILE", request.param)
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.data())
-def test_ranks_of_integer_vectors_with_ties(data):
-    dim = data.draw(st.integers(1, 3))
-    item = st.tuples(st.lists(st.integers(-2, 2), min_size=dim, max_size=dim), st.integers(-1, 3))
-    sets = []
-    for _ in range(2):
-        vectors, labels = zip(*data.draw(st.lists(item, min_size=1, max_size=14)), strict=True)
-        sets.append((torch.tensor(vectors, dtype=torch.float32), torch.tensor(labels)))
-    (queries, labels), (gallery, gallery_labels) = sets
-    assert first_hit_ranks(queries, labels).equal(ranks_by_the_book(queries, labels))
-    found = first_hit_ranks(queries, labels, gallery=gallery, gallery_labels=gallery_labels)
-    assert found.equal(ranks_by_the_book(queries, labels, gallery, gallery_labels))
-
-
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(("dim", "distinct"), [(3, 9), (67, 9), (67, 500), (5, 1)])
-@pytest.mark.usefixtures("tile")
-def test_ranks_where_copies_of_a_vector_tie_wherever_they_stand(seed, dim, distinct):
-    items, labels = labelled(70, dim, distinct, 6, seed)
-    queries, query_labels = labelled(25, dim, distinct, 8, seed + 50)
-    assert first_hit_ranks(items, labels).equal(ranks_by_the_book(items, labels))
-    found = first_hit_ranks(queries, query_labels, gallery=items, gallery_labels=labels)
-    assert found.equal(ranks_by_the_book(queries, query_labels, items, labels))
-
-
-@pytest.mark.usefixtures("tile")
-def test_nearly_equal_vectors_are_ranked_as_in_float64():
-    random = np.random.default_rng(1)
-    items = torch.from_numpy(random.normal(size=256) + 3e-4 * random.normal(size=(200, 256))).float()
-    items, labels = torch.nn.functional.normalize(items, dim=1), torch.from_numpy(random.integers(40, size=200))
-    assert first_hit_ranks(items, labels).equal(ranks_by_the_book(items, labels))
-
-
-def test_counting_agrees_with_the_neighbours():
-    items, labels = labelled(400, 16, 250, 30, 0)
-    rows = nearest(items, items, 399, exclude_self=True).rows
-    hits = labels[rows] == labels[:, None]
-    first = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, 0)
-    assert first_hit_ranks(items, labels).equal(first)
-
-
-def test_order_of_items_does_not_matter_without_ties():
-    items, labels = labelled(200, 16, 10_000, 20, 0)
-    items = items[torch.unique(items, dim=0, return_inverse=True)[1].unique()]
-    labels = labels[: len(items)]
-    order = torch.randperm(len(items), generator=torch.Generator().manual_seed(0))
-    assert first_hit_ranks(items[order], labels[order]).equal(first_hit_ranks(items, labels)[order])
-
-
-@pytest.mark.parametrize("budget", [1, 1 << 12, 1 << 20])
-def test_ranks_result_does_not_depend_on_the_memory_budget(budget):
-    items, labels = labelled(150, 16, 100, 10, 0)
-    assert first_hit_ranks(items, labels, memory_budget=budget).equal(first_hit_ranks(items, labels))
-
-
-def test_single_items_have_no_rank():
-    items, _ = labelled(5, 4, 5, 2, 0)
-    assert first_hit_ranks(items, torch.arange(5)).tolist() == [0] * 5
-
-
-def test_ranks_vectors_that_are_no_numbers_are_refused():
-    items, labels = labelled(5, 4, 5, 2, 0)
-    items[3, 1] = torch.nan
-    with pytest.raises(ValueError, match="NaN or infinite numbers"):
-        first_hit_ranks(items, labels)
-
-
-def test_gallery_needs_labels():
-    with pytest.raises(ValueError, match="gallery_labels"):
-        first_hit_ranks(torch.ones(2, 2), torch.ones(2).long(), gallery=torch.ones(2, 2))
 
 
 def test_docstring_examples():

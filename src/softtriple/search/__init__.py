@@ -2,6 +2,7 @@
 
 from softtriple.search.knn import Neighbors as Neighbors
 from softtriple.search.knn import nearest as nearest
+from softtriple.search.resident import resident as resident
 from softtriple.search.store import Hit as Hit
 from softtriple.search.store import Item as Item
 from softtriple.search.store import Store as Store

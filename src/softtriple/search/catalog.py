@@ -8,29 +8,33 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float32
 from PIL import Image
 
-from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Items, Split, Texts
+from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Split, Texts
+from softtriple.data.identity import absolute_path, item_ids
 from softtriple.data.sampling import stream
 from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.models import Encoder
 from softtriple.models.features import Feeds, check_items, embed_feed
-from softtriple.progress import Reporter, one_line
+from softtriple.progress import Reporter
 from softtriple.search.knn import nearest
+from softtriple.search.resident import resident, serving
 from softtriple.search.store import Hit, IndexKind, Item, Store
 
 Part = Literal["all", "train", "test"]
 
 # Items that are embedded and then written together: the most that a kill can lose.
 ITEMS_AT_ONCE = 512
+# So many queries are answered sooner by reading the whole store into memory than by scanning it for each of them.
+MANY_QUERIES = 32
 # Stored vectors by which `check_recall` measures, and the number of neighbours of each.
 CHECKED_QUERIES = 200
 CHECKED_NEIGHBORS = 10
@@ -46,6 +50,7 @@ class Indexed:
     items: int  # in the store now
     classes: int
     moved: int = 0  # image files known by their content, under a path that no longer exists
+    added_classes: int = 0  # classes that were given centres
 
 
 class Entries(NamedTuple):
@@ -58,7 +63,7 @@ class Entries(NamedTuple):
 
 def split_entries(split: Split, class_names: Sequence[str]) -> Entries:
     """The entries of a single split."""
-    return Entries(split, _ids(split.items, Counter()), class_names)
+    return Entries(split, item_ids(split.items, Counter()), class_names)
 
 
 def benchmark_entries(benchmark: Benchmark, part: Part = "all") -> list[Entries]:
@@ -66,7 +71,7 @@ def benchmark_entries(benchmark: Benchmark, part: Part = "all") -> list[Entries]
     splits = {"train": benchmark.train, "test": benchmark.test, "gallery": benchmark.gallery}
     copies: Counter[str] = Counter()  # over all splits, so that an id does not depend on ``part``
     named = {
-        name: Entries(split, _ids(split.items, copies), benchmark.class_names)
+        name: Entries(split, item_ids(split.items, copies), benchmark.class_names)
         for name, split in splits.items()
         if split is not None
     }
@@ -114,6 +119,7 @@ def index_items(
             done["unchanged"] += len(items) - len(new) - len(changed)
             update(done["added"] + done["moved"] + done["updated"] + done["unchanged"], total)
     store.build_index(index)
+    reporter.note(serving(store).reason)
     if done["zeros"]:
         reporter.note(f"{counted(done['zeros'], 'item')} with a zero vector and similarity 0 to everything")
     return Indexed(
@@ -126,6 +132,22 @@ def index_items(
     )
 
 
+def stored_vectors(
+    entries: Sequence[Entries], store: Store, *, without: Sequence[str]
+) -> tuple[list[str], Float32[np.ndarray, "items dim"]]:
+    """Class names and stored vectors of the items of ``entries`` that are in none of the classes ``without``."""
+    left_out = set(without)
+    names: list[str] = []
+    vectors: list[np.ndarray] = []
+    for split, ids, class_names in _chunks(entries):
+        named = [(class_names[label], id) for label, id in zip(split.labels, ids, strict=True)]
+        wanted = [(name, id) for name, id in named if name not in left_out]
+        if wanted:
+            names += [name for name, _ in wanted]
+            vectors += [stored.vector for stored in store.get([id for _, id in wanted])]
+    return names, np.stack(vectors) if vectors else np.empty((0, 0), dtype=np.float32)
+
+
 def delete_items(entries: Sequence[Entries], store: Store) -> int:
     """Remove items from ``store`` and index what is left; returns how many were stored."""
     deleted = sum(store.delete(part.ids) for part in entries)
@@ -134,22 +156,18 @@ def delete_items(entries: Sequence[Entries], store: Store) -> int:
 
 
 def search_store(
-    encoder: Encoder,
-    queries: Sequence[str],
-    store: Store,
-    *,
-    rows: Split | None = None,
-    k: int = 10,
-    classes: Sequence[str] = (),
-    exact: bool = False,
+    store: Store, vectors: Float32[np.ndarray, "queries dim"], *, k: int, classes: Sequence[str], exact: bool
 ) -> list[list[Hit]]:
-    """The stored items most similar to each query: an image file, a text, or ``row:N`` of the items in ``rows``."""
+    """The stored items most similar to each vector; exact in a store that fits into memory, and with ``exact``."""
     held = store.classes() if classes else {}
     if unknown := [name for name in classes if name not in held]:
         raise UserError(
             f"there is no class {', '.join(map(repr, unknown))} in the store; {did_you_mean(unknown[0], held)}"
         )
-    return store.search(embed_queries(encoder, queries, rows), k, classes=classes, exact=exact)
+    in_memory = serving(store).in_memory
+    if in_memory and len(vectors) >= MANY_QUERIES:
+        store = resident(store)
+    return store.search(vectors, k, classes=classes, exact=exact or in_memory)
 
 
 def is_row(query: str) -> bool:
@@ -160,7 +178,7 @@ def is_row(query: str) -> bool:
 def embed_queries(
     encoder: Encoder, queries: Sequence[str], rows: Split | None = None
 ) -> Float32[np.ndarray, "queries dim"]:
-    """The unit vector of each query, as `search_store` takes them."""
+    """The unit vector of each query: an image file, a text, or ``row:N`` of the items in ``rows``."""
     vectors = []
     for query in queries:
         if is_row(query) and rows is not None:
@@ -173,32 +191,6 @@ def embed_queries(
         else:
             vectors.append(encoder.embed([query]))
     return np.concatenate(vectors)
-
-
-def table(query: str, hits: Sequence[Hit]) -> str:
-    """The hits of ``query``, one per line: rank, score, class, and the path or text."""
-    if not hits:
-        return f"{one_line(query)}: nothing found"
-    names = [one_line(hit.item.class_name) for hit in hits]
-    width = max(len("class"), *map(len, names))
-    lines = [one_line(query), f"rank   score  {'class':<{width}}  item"]
-    for rank, (hit, name) in enumerate(zip(hits, names, strict=True), start=1):
-        source = hit.item.source
-        shown = hit.item.id if source.startswith("data:") or not source else source
-        lines.append(f"{rank:>4}  {hit.score:>6.3f}  {name:<{width}}  {one_line(shown)}")
-    return "\n".join(lines)
-
-
-def answers(queries: Sequence[str], results: Sequence[Sequence[Hit]]) -> dict[str, Any]:
-    """The hits of each query as JSON."""
-    listed = [
-        [
-            {**{name: value for name, value in asdict(hit.item).items() if name != "content"}, "score": hit.score}
-            for hit in hits
-        ]
-        for hits in results
-    ]
-    return {"queries": [{"query": query, "hits": hits} for query, hits in zip(queries, listed, strict=True)]}
 
 
 def check_recall(store: Store, reporter: Reporter) -> float:
@@ -284,28 +276,10 @@ def _move(store: Store, items: Sequence[Item]) -> set[str]:
     return {item.id for item, _ in pairs}
 
 
-def _ids(items: Items, copies: Counter[str]) -> list[str]:
-    """The path of a file, the hash of any other content; a second copy of it ends in #2, and so on."""
-    match items:
-        case ImageFiles(paths):
-            names = [_whole_path(path) for path in paths]
-        case Texts(values):
-            names = [_hash(value.encode()) for value in values]
-        case ImageArray(array) | ImageList(array):
-            names = [_hash(picture.tobytes()) for picture in array]
-        case _:
-            names = [_hash(vector.tobytes()) for vector in items.values]
-    ids = []
-    for name in names:
-        copies[name] += 1
-        ids.append(name if copies[name] == 1 else f"{name}#{copies[name]}")
-    return ids
-
-
 def _items(split: Split, ids: Sequence[str], class_names: Sequence[str]) -> list[Item]:
     match split.items:
         case ImageFiles(paths):
-            sources = [_whole_path(path) for path in paths]
+            sources = [absolute_path(path) for path in paths]
         case Texts(values):
             sources = list(values)
         case ImageArray(array) | ImageList(array):
@@ -318,27 +292,11 @@ def _items(split: Split, ids: Sequence[str], class_names: Sequence[str]) -> list
     ]
 
 
-def _whole_path(path: str) -> str:
-    """The absolute path, which does not depend on the working directory."""
-    whole = str(Path(path).absolute())  # resolve() raises on a loop of links
-    try:
-        whole.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{path!r}: the name is not Unicode, and a store can only hold Unicode; rename the file"
-        ) from error
-    return whole
-
-
 def _address(picture: np.ndarray) -> str:
     """A small image in memory as a ``data:`` URI, so that a gallery needs nothing but the store to show it."""
     file = BytesIO()
     Image.fromarray(picture).save(file, format="PNG")
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-def _hash(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()[:32]}"
 
 
 def _file_hash(path: str) -> str:

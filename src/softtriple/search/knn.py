@@ -1,4 +1,4 @@
-"""Exact nearest neighbours and ranks by cosine similarity, in bounded memory.
+"""Exact nearest neighbours by cosine similarity, in bounded memory; `softtriple.search.ranks` builds on it.
 
 **Similarity.** The similarity of two rows is the inner product of their float32 vectors, summed in float64 in one fixed
 order (`exact_pairs`). Copies of a vector therefore tie exactly, similarity is symmetric to the last bit, and no result
@@ -17,11 +17,6 @@ by exact similarity. The product of any other row is at most that of the last ca
 k-th exact similarity minus the bound, the exact similarity of every other row is below the k-th, and the query is
 settled. For the few queries that are not, every row whose product reaches that limit is scored exactly: all others
 are below the k-th by the same argument.
-
-**Why ranks are exact.** The rank of a query's first hit is one plus the number of rows before its best positive, whose
-exact similarity t is known. A product above t + bound proves that a row is before it and one below t - bound that it is
-not; the rows between are scored exactly. The limits are rounded to float32, the type of the products. Rounding to
-nearest is monotonic, so no product changes sides.
 """
 
 import math
@@ -38,10 +33,18 @@ from torch import Tensor
 
 from softtriple.errors import UserError
 
+# The best products of each query, best first, and their rows.
+Candidates = tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]
+
 # Candidates beyond k: float32 rarely misplaces a row by more than one or two places.
 SPARE = 3
 # Memory per candidate while it is scored and sorted, approximately.
 CANDIDATE_BYTES = 100
+# faiss sorts as it goes. With more candidates per query, selecting from whole rows of products is faster; so it is with
+# several queries and so few candidates that most blocks of products can be left out by their maximum.
+MANY = 2048
+SEVERAL = 8
+BLOCK = 128
 # Large enough for a product at full speed, small enough that a tile stays in cache for its readers.
 TILE = 1024
 # Memory per tile entry in the worst case: a reader copies it, compares it twice and lists every pair.
@@ -109,11 +112,16 @@ def nearest(
         for part in query_blocks(len(asked), min(k, len(items)), memory_budget)
     ]
     rows, scores = (torch.cat(column) for column in zip(*blocks, strict=True))
-    # Unit vectors are rounded, which can carry the cosine of two copies past 1. Larger scores are no cosines.
-    scores = scores.where(scores.abs() > 1 + _ROUNDING, scores.clamp(-1, 1))
+    scores = as_cosines(scores)
     if isinstance(queries, np.ndarray):
-        return NeighborArrays(rows.numpy(), scores.float().numpy())
-    return Neighbors(rows, scores.float())
+        return NeighborArrays(rows.numpy(), scores.numpy())
+    return Neighbors(rows, scores)
+
+
+def as_cosines(scores: Float[Tensor, "queries k"]) -> Float[Tensor, "queries k"]:
+    """Exact similarities as they are returned, in float32."""
+    # Unit vectors are rounded, which can carry the cosine of two copies past 1. Larger scores are no cosines.
+    return scores.where(scores.abs() > 1 + _ROUNDING, scores.clamp(-1, 1)).float()
 
 
 def check_k(k: int) -> None:
@@ -131,83 +139,6 @@ def as_rows(vectors: Any, name: str) -> Float[Tensor, "rows dim"]:
     if rows.ndim != 2 or rows.is_complex() or rows.dtype == torch.bool:
         raise UserError(f"{name}: expected rows of numbers, got shape {tuple(rows.shape)} of {rows.dtype}")
     return rows if rows.is_floating_point() else rows.float()
-
-
-def first_hit_ranks(
-    embeddings: Float[Tensor, "queries dim"],
-    labels: Int[Tensor, " queries"],
-    *,
-    gallery: Float[Tensor, "gallery dim"] | None = None,
-    gallery_labels: Int[Tensor, " gallery"] | None = None,
-    own: Int[Tensor, " queries"] | None = None,
-    memory_budget: int = 1 << 30,
-) -> Int[Tensor, " queries"]:
-    """Rank, from 1, of the first neighbour of each query that has the query's class; 0 where there is none.
-
-    The rank is counted and not read off a neighbour list, so it may be any size. Without a gallery every item is
-    searched among all the others. ``own[i]`` is the gallery row that is query i itself, which is left out. Vectors are
-    float32 and of unit length.
-
-    Example:
-        Three items on a circle, at 0, 10 and 30 degrees; the first and the last are one class.
-
-        >>> angle = torch.tensor([0.0, 10.0, 30.0]).deg2rad()
-        >>> items = torch.stack([angle.cos(), angle.sin()], dim=1)
-        >>> first_hit_ranks(items, torch.tensor([7, 8, 7]))
-        tensor([2, 0, 2])
-    """
-    if (gallery is None) != (gallery_labels is None):
-        raise UserError("gallery and gallery_labels: pass both or neither")
-    if gallery is None or gallery_labels is None:
-        gallery, gallery_labels = embeddings, labels
-        own = torch.arange(len(labels), device=labels.device)
-    bound = error_bound(embeddings, gallery)
-    best, best_row = _best_positives(embeddings, labels, gallery, gallery_labels, own, memory_budget)
-    surely, perhaps = ((best + margin).float()[:, None] for margin in (bound, -bound))
-    before = torch.zeros_like(best_row)
-    for rows, cols, values in tiles(embeddings, gallery, memory_budget, own=own):
-        # No positive comes before the best one, so labels are not needed here. In most tiles few queries have anything
-        # that could; a row's maximum tells.
-        hot = (values.amax(dim=1, keepdim=True) >= perhaps[rows]).nonzero()[:, 0]
-        values, asked = take_rows(values, hot), hot + rows.start
-        above = values > surely[asked]
-        before[asked] += above.sum(dim=1)
-        pairs = ((values >= perhaps[asked]) ^ above).nonzero()
-        asked, found = asked[pairs[:, 0]], pairs[:, 1] + cols.start
-        scores = exact_pairs(embeddings, gallery, asked, found, memory_budget)
-        tied = (scores == best[asked]) & (found < best_row[asked])
-        before.index_add_(0, asked, ((scores > best[asked]) | tied).long())
-    return torch.where(best < torch.inf, before + 1, 0)
-
-
-def _best_positives(
-    queries: Float[Tensor, "queries dim"],
-    labels: Int[Tensor, " queries"],
-    gallery: Float[Tensor, "gallery dim"],
-    gallery_labels: Int[Tensor, " gallery"],
-    own: Int[Tensor, " queries"] | None,
-    memory_budget: int,
-) -> tuple[Float[Tensor, " queries"], Int[Tensor, " queries"]]:
-    """Exact similarity of each query to its first positive, and the row of that; infinity where it has none."""
-    by_class, order = gallery_labels.sort(stable=True)
-    first, last = (torch.searchsorted(by_class, labels, right=right) for right in (False, True))
-    counts = last - first
-    best = torch.full(labels.shape, torch.inf, dtype=torch.float64, device=labels.device)
-    best_row = torch.full_like(labels, len(gallery), dtype=torch.int64)
-    for part in query_blocks(len(labels), int(counts.amax()) if len(counts) else 0, memory_budget):
-        # Query i of the block is paired with each of its counts[i] positives, which are adjacent in the order of class.
-        count = counts[part]
-        asked = torch.arange(len(count), device=labels.device).repeat_interleave(count)
-        place = torch.arange(len(asked), device=labels.device) - (count.cumsum(0) - count)[asked]
-        rows = order[first[part][asked] + place]
-        if own is not None:
-            other = rows != own[part][asked]
-            asked, rows = asked[other], rows[other]
-        scores = exact_pairs(queries[part], gallery, asked, rows, memory_budget)
-        best[part].scatter_reduce_(0, asked, scores, "amax", include_self=False)
-        tied = scores == best[part][asked]
-        best_row[part].scatter_reduce_(0, asked[tied], rows[tied], "amin")
-    return best, best_row
 
 
 def query_blocks(count: int, k: int, memory_budget: int) -> list[slice]:
@@ -228,25 +159,23 @@ def top_rows(
     *,
     own: Int[Tensor, " queries"] | None = None,
     memory_budget: int,
+    longest: float | None = None,
 ) -> Neighbors:
     """The ``k`` best gallery rows of each query, or all if there are fewer, with float64 scores.
 
-    ``own[i]`` is the gallery row that is query i itself, which is left out; the rows ascend.
+    ``own[i]`` is the gallery row that is query i itself, which is left out; the rows ascend. ``longest`` is the length
+    of the longest gallery row, if known: finding it takes as long as searching for one query.
     """
-    bound = error_bound(queries, gallery)
+    bound = error_bound(queries, gallery, longest)
     available = len(gallery) - (own is not None)
     width, k = min(k + SPARE, available), min(k, available)
     if not k or not len(queries):
         empty = queries.new_empty(len(queries), k)
         return Neighbors(empty.long(), empty.double())
-    # Among themselves half of the products will do. But selecting from tiles is slower than faiss, which selects while
-    # it multiplies, unless candidates are few.
-    halved = own is not None and len(queries) == len(gallery) and 16 * width <= queries.shape[1]
-    candidates = _flat_candidates if queries.device.type == "cpu" and not halved else _tiled_candidates
-    values, rows = candidates(queries, gallery, width, own, memory_budget)
+    values, rows = candidates(Search(queries, gallery, width, own, memory_budget))
     owners = torch.arange(len(rows), device=rows.device).repeat_interleave(width)
     scores = exact_pairs(queries, gallery, owners, rows.flatten(), memory_budget).view(rows.shape)
-    rows, scores = (column[:, :k] for column in _sorted_by_score(rows, scores))
+    rows, scores = (column[:, :k] for column in sorted_by_score(rows, scores))
     limit = scores[:, -1] - bound
     unsettled = values[:, -1] >= limit if width < available else torch.zeros_like(limit, dtype=torch.bool)
     for query in unsettled.nonzero()[:, 0].tolist():
@@ -256,7 +185,7 @@ def top_rows(
             products[own[query]] = -torch.inf
         perhaps = (products >= limit[query]).nonzero()[:, 0]
         exact = exact_pairs(queries, gallery, torch.full_like(perhaps, query), perhaps, memory_budget)
-        rows[query], scores[query] = (column[:k] for column in _sorted_by_score(perhaps, exact))
+        rows[query], scores[query] = (column[:k] for column in sorted_by_score(perhaps, exact))
     return Neighbors(rows, scores)
 
 
@@ -278,15 +207,22 @@ def exact_pairs(
     return scores
 
 
-def error_bound(queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"]) -> float:
+def error_bound(
+    queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"], longest: float | None = None
+) -> float:
     """How far a float32 product of a query and a gallery row can be from `exact_pairs`; see the module."""
-    bound = (queries.shape[1] + 8) * 2.0**-24
-    for vectors in (queries, gallery):
-        largest = float(torch.linalg.vector_norm(vectors, dim=1).amax()) if len(vectors) else 0.0
-        if not math.isfinite(largest):
-            raise UserError("vectors hold NaN or infinite numbers, or are too long: normalise them to unit length")
-        bound *= 1.01 * largest  # the norm has an error of its own
-    return bound
+    lengths = (longest_row(queries), longest_row(gallery) if longest is None else longest)
+    return (queries.shape[1] + 8) * 2.0**-24 * lengths[0] * lengths[1]
+
+
+def longest_row(vectors: Float[Tensor, "rows dim"]) -> float:
+    """An upper bound of the length of the longest row, which must be finite."""
+    if not len(vectors):
+        return 0.0
+    largest = float(torch.linalg.vector_norm(vectors, dim=1).amax())
+    if not math.isfinite(largest):
+        raise UserError("vectors hold NaN or infinite numbers, or are too long: normalise them to unit length")
+    return 1.01 * largest  # the norm has an error of its own
 
 
 def tiles(
@@ -342,32 +278,87 @@ def full_float32() -> Iterator[None]:
         torch.set_float32_matmul_precision(allowed)
 
 
-def _flat_candidates(
-    queries: Float[Tensor, "queries dim"],
-    gallery: Float[Tensor, "gallery dim"],
-    width: int,
-    own: Int[Tensor, " queries"] | None,
-    memory_budget: int,
-) -> tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]:
-    """The best ``width`` products of each query, best first, and their rows, by faiss."""
+class Search(NamedTuple):
+    """What `candidates` looks for: the best ``width`` rows of each query, which is not its own neighbour."""
+
+    queries: Float[Tensor, "queries dim"]
+    gallery: Float[Tensor, "gallery dim"]
+    width: int
+    own: Int[Tensor, " queries"] | None
+    memory_budget: int
+
+
+def candidates(search: Search) -> Candidates:
+    """The rows with the best products."""
+    queries, gallery, width, own, _ = search
+    # Among themselves half of the products will do. But selecting from tiles is slower than faiss, which selects while
+    # it multiplies, unless candidates are few.
+    halved = own is not None and len(queries) == len(gallery) and 16 * width <= queries.shape[1]
+    if width > MANY or (len(queries) >= SEVERAL and _by_blocks(width, len(gallery)) and not halved):
+        return _row_candidates(search)
+    flat = queries.device.type == "cpu" and not halved
+    return _flat_candidates(search) if flat else _tiled_candidates(search)
+
+
+def _row_candidates(search: Search) -> Candidates:
+    """`candidates` from whole rows of products."""
+    queries, gallery, width, own, memory_budget = search
+    step = max(1, min(memory_budget // 16, 1 << 26) // (8 * len(gallery)))
+    buffer = queries.new_empty(min(step, len(queries)), len(gallery))
+    parts = []
+    for part in _slices(0, len(queries), step):
+        products = buffer[: part.stop - part.start]
+        with full_float32():
+            if queries.dtype == gallery.dtype:
+                torch.mm(queries[part], gallery.T, out=products)
+            else:  # float64, for `softtriple.search.ranks`
+                for cols in _slices(0, len(gallery), 4 * TILE):
+                    products[:, cols] = queries[part] @ gallery[cols].T.to(queries.dtype)
+        if own is not None:
+            products.scatter_(1, own[part][:, None], -torch.inf)
+        parts.append(_largest(products, width))
+    values, rows = zip(*parts, strict=True)
+    return torch.cat(values), torch.cat(rows)
+
+
+def _largest(products: Float[Tensor, "queries gallery"], width: int) -> Candidates:
+    """The largest ``width`` of each row, in descending order, and their places."""
+    count = products.shape[1]
+    if not _by_blocks(width, count):
+        return products.topk(width, dim=1)
+    # The blocks with the largest maxima hold them: outside, nothing exceeds any of these ``width`` maxima.
+    whole = count - count % BLOCK
+    best = products[:, :whole].view(len(products), -1, BLOCK).amax(dim=2).topk(width, dim=1).indices
+    inside = (BLOCK * best[:, :, None] + torch.arange(BLOCK, device=best.device)).flatten(1)
+    rest = torch.arange(whole, count, device=best.device).expand(len(products), -1)
+    places = torch.cat([inside, rest], dim=1)
+    values, chosen = products.gather(1, places).topk(width, dim=1)
+    return values, places.gather(1, chosen)
+
+
+def _by_blocks(width: int, count: int) -> bool:
+    """Whether so few of ``count`` products are wanted that comparing maxima of blocks first saves time."""
+    return 4 * width * BLOCK <= count
+
+
+def _flat_candidates(search: Search) -> Candidates:
+    """`candidates` by faiss."""
+    queries, gallery, width, own, _ = search
     asked, items = (vectors.contiguous().numpy() for vectors in (queries, gallery))
     found = faiss.knn(asked, items, width + (own is not None), metric=faiss.METRIC_INNER_PRODUCT)
     values, rows = (torch.from_numpy(column) for column in found)
     if own is not None:
         itself = rows == own[:, None]
+        if itself[:, 0].all():  # the usual case, without copies of an item, in which no mask is needed
+            return values[:, 1:], rows[:, 1:]
         itself[~itself.any(dim=1), -1] = True  # copies can push a row off its own list: drop the last one instead
         values, rows = (column[~itself].view(-1, width) for column in (values, rows))
     return values, rows
 
 
-def _tiled_candidates(
-    queries: Float[Tensor, "queries dim"],
-    gallery: Float[Tensor, "gallery dim"],
-    width: int,
-    own: Int[Tensor, " queries"] | None,
-    memory_budget: int,
-) -> tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]:
-    """The same from tiles."""
+def _tiled_candidates(search: Search) -> Candidates:
+    """`candidates` from tiles."""
+    queries, gallery, width, own, memory_budget = search
     best = queries.new_full((len(queries), width), -torch.inf)
     best_rows = torch.zeros(len(queries), width, dtype=torch.int64, device=queries.device)
     for part, cols, products in tiles(queries, gallery, memory_budget // 2, own=own):
@@ -386,13 +377,22 @@ def _tiled_candidates(
     return best, best_rows
 
 
-def _sorted_by_score(
+def sorted_by_score(
     rows: Int[Tensor, "... rows"], scores: Float[Tensor, "... rows"]
 ) -> tuple[Int[Tensor, "... rows"], Float[Tensor, "... rows"]]:
     """Best score first; sorting by row before the stable sort by score leaves equal scores in the order of rows."""
     rows, by_row = rows.sort(dim=-1)
-    scores, by_score = scores.gather(-1, by_row).sort(dim=-1, descending=True, stable=True)
-    return rows.gather(-1, by_score), scores
+    scores = scores.gather(-1, by_row)
+    by_score = descending(scores)
+    return rows.gather(-1, by_score), scores.gather(-1, by_score)
+
+
+def descending(scores: Float[Tensor, "... rows"]) -> Int[Tensor, "... rows"]:
+    """The stable order of ``scores``, largest first."""
+    if scores.device.type != "cpu":
+        return scores.argsort(dim=-1, descending=True, stable=True)
+    # Faster than torch, most of all for scores that are almost in order.
+    return torch.from_numpy(np.argsort(-scores.numpy(), axis=-1, kind="stable"))
 
 
 def _slices(start: int, stop: int, step: int) -> Iterator[slice]:

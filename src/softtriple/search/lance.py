@@ -130,6 +130,12 @@ class LanceStore:
         with _named(self._uri):
             return int(self._table.count_rows())
 
+    def version(self) -> str:
+        """The number of the newest version of the table."""
+        with _named(self._uri):
+            self._table.checkout_latest()
+            return str(self._table.version)
+
     def build_index(self, kind: IndexKind = "auto") -> None:
         """Compact the files, and index what is not indexed yet: vectors in IVF cells, ids, contents and classes."""
         self._remove_duplicates()

@@ -72,11 +72,13 @@ class MilvusStore:
         self.fingerprint, self.dim = fingerprint, dim
         # Stores made before there was a field for the content of items do without it.
         self._uri, self._collection, self._fields = uri, collection, fields
+        self._writes = 0
 
     def put(self, items: Sequence[Item], vectors: Vectors) -> None:
         """Add or replace items."""
         vectors = backend.check_items(items, vectors, self.dim)
         rows = [_row(item, vector, self._fields) for item, vector in zip(items, vectors, strict=True)]
+        self._writes += 1
         for start in range(0, len(rows), ROWS_AT_ONCE):
             self._collection("upsert", data=rows[start : start + ROWS_AT_ONCE])
 
@@ -84,6 +86,7 @@ class MilvusStore:
         """Remove items."""
         # A server returns the number of keys it was given, not of those it had.
         keys = [_hash(one) for one in self.known(ids)]
+        self._writes += 1
         for part in backend.parts(keys, ROWS_AT_ONCE):
             self._collection("delete", ids=part)
         return len(keys)
@@ -143,6 +146,10 @@ class MilvusStore:
     def count(self) -> int:
         """The number of items."""
         return int(self._collection("query", filter="", output_fields=["count(*)"])[0]["count(*)"])
+
+    def version(self) -> str | None:
+        """The number of writes to a file of Milvus Lite, which one process opens at a time; a server has no version."""
+        return str(self._writes) if backend.is_local(self._uri) else None
 
     def build_index(self, kind: IndexKind = "auto") -> None:
         """Index the vectors in IVF cells, or not at all; Milvus adds new items to the cells itself."""

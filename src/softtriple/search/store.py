@@ -100,6 +100,9 @@ class Store(Protocol):
     def count(self) -> int:
         """The number of items."""
 
+    def version(self) -> str | None:
+        """A text that changes whenever anyone writes to the store; None if the database cannot tell."""
+
     def build_index(self, kind: IndexKind = "auto") -> None:
         """Make the index cover everything: none ("flat") or an approximate one; "auto" decides by the size."""
 
