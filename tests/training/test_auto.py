@@ -14,9 +14,12 @@ from softtriple.training import auto as choices
 from softtriple.training.auto import (
     Plan,
     check_budget,
+    check_compile,
+    check_dims,
     choose_trainable,
     plan_training,
     resolve,
+    resolve_compile,
     resolve_dim,
     resolve_precision,
     resolve_training,
@@ -63,8 +66,9 @@ def test_the_data_decide(kind: str, settings: list[str], chosen: list[object]) -
         ("linear", 2000, 1023, 2000, "whitened"),  # too few items for principal components
         ("linear", 20000, 1023, 2048, "whitened"),
         ("linear", 40, 11, 40, "whitened"),
-        ("text", 768, 6000, 512, "whitened"),
-        ("st:somewhere", 384, 1000, 384, "whitened"),
+        ("text", 768, 6000, 256, "whitened"),
+        ("st:somewhere", 384, 6000, 128, "whitened"),
+        ("st:somewhere", 2048, 100, 512, "whitened"),
         ("efficientnet-lite0", 2560, 6000, 512, "whitened"),
         ("conv-small", 512, 1000, 64, "random"),
         ("mlp", 512, 1000, 64, "random"),
@@ -224,3 +228,99 @@ def test_the_processor_decides_the_precision(
     config = resolve_precision(with_settings(Config(), settings), torch.device("cpu"), QUIET)
     assert config.train.precision == precision
     assert resolve_precision(config, torch.device("cpu"), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["model.dims=[64]"], "at least two widths that grow"),
+        (["model.dims=[64, 64]"], "at least two widths that grow"),
+        (["model.dims=[128, 64]"], "at least two widths that grow"),
+        (["model.dims=[64, 128]", "model.dim=64"], "make it 128"),
+        (["model.dims=[64, 128]", "loss.name=proxy-anchor"], "not proxy-anchor"),
+        (["model.dims=[64, 128]", "loss.name=softmax-norm"], "not softmax-norm"),
+        (["model.dims=[64, 128]", "loss.name=module:Mine"], "not module:Mine"),
+        (["loss.options.prefixes=[64]"], "--dims"),
+    ],
+)
+def test_widths_that_cannot_be_trained_together(settings: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_dims(with_settings(Config(), settings))
+
+
+def test_the_last_width_is_that_of_the_embedding() -> None:
+    config = with_settings(Config(), ["model.dims=[16, 32]", "model.backbone=linear"])
+    check_dims(config)
+    assert resolve_dim(config, 100, 5000).model.dim == 32
+    check_dims(with_settings(config, ["model.dim=32"]))
+
+
+def test_speed_is_measured_in_the_precision_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[torch.dtype | None] = []
+
+    def speeds(*arguments: object) -> tuple[float, float]:
+        measured.append(arguments[-1])  # type: ignore[arg-type]
+        return 1.0, 1.0
+
+    monkeypatch.setattr(choices, "_items_per_second", speeds)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    encoder = Encoder.from_backbone("conv-small", dim=4)
+    reading = Reading(View(size=32, resize=32))
+    for settings in (["model.backbone=bn-inception"], ["train.precision=float32"], ["model.backbone=conv-small"]):
+        config = with_settings(Config(), ["train.minutes=1", *settings])
+        choose_trainable(config, encoder, benchmark(DATA["drawings"]).train, reading, torch.device("cpu"), QUIET)
+    assert measured == [torch.bfloat16, None, None]
+
+
+@pytest.mark.parametrize("half", [None, torch.bfloat16])
+def test_speeds_are_of_forward_and_of_both_passes(half: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def seconds(function) -> float:  # type: ignore[no-untyped-def]
+        function()
+        calls.append(1)
+        return 2.0 * len(calls)
+
+    monkeypatch.setattr(choices, "_seconds", seconds)
+    encoder = Encoder.from_backbone("conv-small", dim=4)
+    arguments = (encoder, benchmark(DATA["drawings"]).train, Reading(View(size=32, resize=32)))
+    assert choices._items_per_second(*arguments, torch.device("cpu"), half) == (5.0, 2.5)
+    assert all(parameter.grad is None for parameter in encoder.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "compiled"),
+    [
+        (["model.trainable=all"], "cuda", "on"),
+        (["model.trainable=last:2"], "cuda", "on"),
+        (["model.trainable=all", "train.epochs=9"], "cuda", "off"),  # 1800 steps
+        (["model.trainable=head"], "cuda", "off"),
+        (["model.trainable=all"], "cpu", "off"),
+        (["model.trainable=all", "train.compile=on"], "cpu", "on"),
+        (["model.trainable=all", "train.compile=off"], "cuda", "off"),
+    ],
+)
+def test_device_and_steps_decide_about_compiling(
+    settings: list[str], device: str, compiled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "missing_for_compile", lambda device: None)
+    config = with_settings(Config(), ["train.epochs=10", "train.batch_size=32", *settings])
+    resolved = resolve_compile(config, 6400, torch.device(device), QUIET)
+    assert resolved.train.compile == compiled
+    assert resolve_compile(resolved, 6400, torch.device(device), QUIET) == resolved
+    monkeypatch.setattr(choices, "missing_for_compile", lambda device: "a compiler")
+    if "train.compile=on" not in settings:
+        assert resolve_compile(config, 6400, torch.device(device), QUIET).train.compile == "off"
+
+
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = with_settings(Config(), ["train.compile=on"])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"no-such-compiler.*--set train\.compile=off"):
+        check_compile(config, torch.device("cpu"))
+    check_compile(Config(), torch.device("cpu"))
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    check_compile(config, torch.device("cpu"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="Triton"):
+        check_compile(config, torch.device("cuda"))

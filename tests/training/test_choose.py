@@ -109,6 +109,17 @@ def test_the_plain_features_are_kept_if_every_start_loses_recall() -> None:
     assert choose_start(features, labels, starts) == IDENTITY
 
 
+def test_a_start_is_judged_in_the_width_of_the_embedding() -> None:
+    """Whitening amplifies faint noise, which drowns the classes unless principal components leave it out."""
+    features, labels = clusters(24, 8, 6, 0.15)
+    random = np.random.default_rng(1)
+    nuisance, noise = (random.standard_normal((len(labels), columns)) for columns in (1, 200))
+    features = torch.cat([features, torch.from_numpy(nuisance).float(), 1e-3 * torch.from_numpy(noise).float()], dim=1)
+    starts = (IDENTITY, Start(1.0, 0.0))
+    assert choose_start(features, labels, starts) == IDENTITY
+    assert choose_start(features, labels, starts, dim=8) == Start(1.0, 0.0)
+
+
 def test_the_order_of_items_does_not_matter() -> None:
     features, labels = with_nuisance()
     order = np.random.default_rng(0).permutation(len(labels))
@@ -142,7 +153,7 @@ def signal_and_noise() -> tuple[Head, Head]:
 def test_no_training_if_training_hurts() -> None:
     features, labels = with_nuisance()
     signal, noise = signal_and_noise()
-    gains = choose_share(signal, {1: noise, 2: noise}, features, labels)
+    gains = choose_share(signal, {1: noise, 2: noise}, features, labels, [18])
     assert gains[0, 0.0] == Trial(0.0, 0.0)
     assert set(gains) == {(0, 0.0), *((epoch, share) for epoch in (1, 2) for share in SHARES)}
     assert gains[1, 1.0].recall < -0.5
@@ -153,7 +164,7 @@ def test_no_training_if_training_hurts() -> None:
 def test_no_training_if_nothing_changes() -> None:
     features, labels = clusters(20, 6, 4, 0.2)
     start = (torch.eye(4), torch.zeros(4))
-    choice = best_choice([choose_share(start, {1: start}, features, labels)])
+    choice = best_choice([choose_share(start, {1: start}, features, labels, [18])])
     assert (choice.epochs, choice.share) == (0, 0.0)
 
 
@@ -161,7 +172,7 @@ def test_the_epoch_that_helps_is_chosen() -> None:
     features, labels = with_nuisance()
     signal, noise = signal_and_noise()
     ends = {1: noise, 2: signal, 3: noise}
-    choice = best_choice([choose_share((torch.eye(18), torch.zeros(18)), ends, features, labels)] * 2)
+    choice = best_choice([choose_share((torch.eye(18), torch.zeros(18)), ends, features, labels, [18])] * 2)
     assert (choice.epochs, choice.share) == (2, 1.0)
     before = trial_by_loops(features, labels, list(range(len(labels))), list(range(len(labels))))
     after = trial_by_loops(features[:, :6], labels, list(range(len(labels))), list(range(len(labels))))
@@ -245,3 +256,14 @@ def test_queries_that_can_find_nothing_count_for_nothing() -> None:
 
 def test_the_score_is_the_mean_of_both() -> None:
     assert Trial(0.8, 0.2).score == pytest.approx(0.5)
+
+
+def test_gains_are_the_mean_over_the_widths() -> None:
+    features, labels = with_nuisance()
+    start, (signal, _) = (torch.eye(18), torch.zeros(18)), signal_and_noise()
+    ends = {1: signal}
+    alone = [choose_share(start, ends, features, labels, [width])[1, 0.5] for width in (4, 18)]
+    both = choose_share(start, ends, features, labels, [4, 18])[1, 0.5]
+    assert both.recall == pytest.approx((alone[0].recall + alone[1].recall) / 2)
+    assert both.map_at_r == pytest.approx((alone[0].map_at_r + alone[1].map_at_r) / 2)
+    assert alone[0] != alone[1]

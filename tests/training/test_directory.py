@@ -37,9 +37,9 @@ def test_a_start_that_failed_is_in_nobodys_way(tmp_path: Path) -> None:
     with run.opened(resume=False):
         run.write_config(Config(dataset="wrong"))
         run.write_data(made("wrong"))
-        run.write_baseline({"wrong": REPORT})
+        run.write_reports(run.baseline_file, {"wrong": REPORT})
     with run.opened(resume=False):
-        assert run.read_baseline() == {}
+        assert run.read_reports(run.baseline_file) == {}
         run.write_data(made("right"))
         run.write_config(Config(dataset="right"))
         (run.checkpoints / "epoch-00000-batch-0000001.pt").touch()
@@ -95,13 +95,13 @@ def test_a_run_is_resumed_with_its_own_data(tmp_path: Path) -> None:
 
 def test_baselines_are_read_as_they_were_written(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    assert run.read_baseline() == {}
-    run.write_baseline({"first": REPORT, "a second": REPORT})
-    assert list(run.read_baseline().items()) == [("first", REPORT), ("a second", REPORT)]
+    assert run.read_reports(run.baseline_file) == {}
+    run.write_reports(run.baseline_file, {"first": REPORT, "a second": REPORT})
+    assert list(run.read_reports(run.baseline_file).items()) == [("first", REPORT), ("a second", REPORT)]
     for content in ("{", "[]", '{"first": {}}'):
         run.baseline_file.write_text(content)
         with pytest.raises(UserError, match=r"baseline\.json"):
-            run.read_baseline()
+            run.read_reports(run.baseline_file)
 
 
 def test_a_run_of_an_older_version_is_resumed(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_run_of_an_older_version_is_resumed(tmp_path: Path) -> None:
     run.write_config(Config())
     lines = run.config_file.read_text().splitlines()
     # Before there was a number of the format, and before there was the last setting.
-    run.config_file.write_text("\n".join(line for line in lines if not line.startswith(("format", "tensorboard"))))
+    run.config_file.write_text("\n".join(line for line in lines if not line.startswith(("format", "track"))))
     run.write_config(Config())
 
 

@@ -4,18 +4,17 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
 
-from softtriple.config import Config, TrainConfig, with_settings
+from softtriple.config import TrainConfig
 from softtriple.errors import UserError
 from softtriple.losses import HTLLoss, NPairsLoss, SoftTripleLoss
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.progress import Reporter
-from softtriple.training.directory import RunDir
+from softtriple.training import fit as loop
 from softtriple.training.fit import row_batches, stop_requests, train_epoch, unvalidated
 from softtriple.training.optim import build_optimizer, rate_factor, set_rates
 from softtriple.training.train import train
@@ -115,55 +114,6 @@ def test_the_last_incomplete_group_is_divided_by_its_own_size() -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
-def run_with_tensorboard(folder: Path) -> RunDir:
-    labels = np.repeat(np.arange(4), 6)
-    vectors = np.eye(8, dtype=np.float32)[labels] + 0.1 * np.random.default_rng(0).standard_normal((24, 8))
-    np.savez(folder / "vectors.npz", vectors=vectors.astype(np.float32), labels=labels)
-    settings = ["train.tensorboard=true", "train.epochs=2", "train.evaluate_every=1", "model.dim=4"]
-    config = with_settings(Config(), settings)
-    train(str(folder / "vectors.npz"), out=folder / "run", config=config, reporter=Reporter(quiet=True))
-    return RunDir(folder / "run")
-
-
-def test_tensorboard_gets_the_numbers_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, float, int]] = []
-    folders: set[str] = set()
-
-    class SummaryWriter:
-        def __init__(self, folder: str) -> None:
-            folders.add(folder)
-
-        def __enter__(self) -> "SummaryWriter":
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def add_scalar(self, name: str, value: float, step: int) -> None:
-            told.append((name, value, step))
-
-    module = ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    finished = run_with_tensorboard(tmp_path)
-    assert folders == {str(finished.path / "tensorboard")}
-    plain = [
-        (name, value, entry["epoch"])
-        for entry in finished.read_log()
-        for name, value in entry.items()
-        if isinstance(value, int | float) and name != "epoch"
-    ]
-    assert told == plain
-    assert {name for name, _, _ in told} >= {"loss", "items_per_second", "distinct_centers", "test_recall@1"}
-
-
-def test_without_tensorboard_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match=r"pip install 'softtriple\[tensorboard\]'"):
-        run_with_tensorboard(tmp_path)
-    assert not (tmp_path / "run").exists()
-
-
 LABELS = np.repeat(np.arange(12), 10)
 
 
@@ -260,3 +210,36 @@ def test_losses_do_not_validate_while_the_loop_does() -> None:
     with unvalidated(loss):
         assert not loss.validate
     assert loss.validate
+
+
+@pytest.mark.usefixtures("unchecked")  # annotations cannot be checked while code is traced
+def test_a_compiled_run_has_the_same_names_and_numbers_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "COMPILER", "eager")  # traces as inductor would, but needs no C++ compiler
+    monkeypatch.setenv("CXX", sys.executable)
+    compiled: list[torch.nn.Module] = []
+    compile_module = torch.nn.Module.compile
+
+    def counting(module: torch.nn.Module, **options: str) -> None:
+        compiled.append(module)
+        compile_module(module, **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", counting)
+    images = np.random.default_rng(0).integers(0, 256, (48, 16, 16), dtype=np.uint8)
+    data = (images, np.arange(48) // 6)
+    settings = {"epochs": 2, "batch_size": 12, "dim": 4, "augment": "none", "input_size": 16}
+
+    def run(name: str, resume: bool = False, **more: str) -> dict[str, torch.Tensor]:
+        trained = train(data, out=tmp_path / name, resume=resume, reporter=Reporter(quiet=True), **settings, **more)
+        return trained.encoder.state_dict()
+
+    plain, fast = run("plain"), run("fast", compile="on")
+    assert len(compiled) == 1
+    assert plain.keys() == fast.keys()
+    for name, value in plain.items():
+        torch.testing.assert_close(fast[name], value)
+    last = sorted((tmp_path / "fast" / "checkpoints").iterdir())[-1]
+    last.unlink()
+    for name, value in run("fast", resume=True, compile="on").items():
+        assert torch.equal(value, fast[name])

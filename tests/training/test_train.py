@@ -1,6 +1,7 @@
 """Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
+from softtriple.data.identity import item_ids
 from softtriple.errors import UserError
 from softtriple.losses import LOSSES
+from softtriple.metrics import evaluate
 from softtriple.models import Encoder
 from softtriple.models.features import Reading, cached_feed, embed_feed, item_feed
 from softtriple.progress import Reporter
@@ -71,7 +74,7 @@ def test_a_run_leaves_everything_behind(vectors: str, tmp_path: Path) -> None:
     files = {path.name for path in (tmp_path / "run").iterdir()} - {".lock"}
     assert files == {
         *("config.toml", "log.jsonl", "checkpoints", "encoder", "centers.safetensors"),
-        *("report.json", "baseline.json", "data.json"),
+        *("report.json", "baseline.json", "data.json", "README.md"),
     }
     assert [entry["epoch"] for entry in outcome.log] == [1, 2]
     report = json.loads(outcome.directory.report_file.read_text())
@@ -270,6 +273,8 @@ def test_unreadable_images_stop_or_are_left_out(images: Path, tmp_path: Path) ->
         run(str(images), tmp_path / "stop", *CONV)
     outcome = run(str(images), tmp_path / "skip", *CONV, "data.on_error=skip")
     assert len(outcome.training_split) == 17
+    (left_out,) = (tmp_path / "skip" / "skipped.txt").read_text().splitlines()
+    assert "class 1/0.png" in left_out
 
 
 def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> None:
@@ -445,7 +450,7 @@ def test_an_output_folder_that_cannot_be_written_fails_first(tmp_path: Path) -> 
 
 
 def test_a_single_class_is_refused_with_advice() -> None:
-    with pytest.raises(UserError, match="at least 2"):
+    with pytest.raises(UserError, match=r"at least 2.*--set data\.split=instances"):
         train((np.zeros((6, 3), dtype=np.float32), [0, 0, 0, 1, 1, 1]), reporter=QUIET, hold_out=0.0, epochs=1)
 
 
@@ -468,3 +473,49 @@ def test_a_budget_plans_once_and_the_plan_is_resumed(images: Path, tmp_path: Pat
     assert (again.report.recall, again.report.map_at_r) == (first.report.recall, first.report.map_at_r)
     with pytest.raises(UserError, match=r"train\.minutes = 60"):
         train(str(images), trainable="head", **settings)
+
+
+def test_several_widths_are_trained_and_measured(vectors: str, tmp_path: Path) -> None:
+    config = with_settings(Config(), ["train.epochs=2", "model.dims=[2, 4, 8]", "loss.centers_per_class=2"])
+    trained = train(vectors, out=tmp_path / "run", config=config, reporter=QUIET)
+    assert trained.encoder.dim == 8
+    assert trained.config.model.dim == 8
+    assert list(trained.prefixes) == [2, 4]
+    loaded = Run.load(tmp_path / "run")
+    assert loaded.prefixes == trained.prefixes
+    assert loaded.loss.prefixes == (2, 4)
+    test = trained.benchmark().test
+    for width, report in trained.prefixes.items():
+        embedded = loaded.encoder.truncated(width).embed(test.items.values)
+        again = evaluate(embedded, test.labels, kmeans_restarts=0)
+        assert report.recall == pytest.approx(again.recall)
+        assert report.map_at_r == pytest.approx(again.map_at_r)
+        assert report.intervals
+    assert "| 2 | " in (tmp_path / "run" / "README.md").read_text()
+    resumed = train(vectors, out=tmp_path / "run", config=config, resume=True, reporter=QUIET)
+    assert [report.map_at_r for report in resumed.prefixes.values()] == [
+        report.map_at_r for report in trained.prefixes.values()
+    ]
+    plain = run(vectors, tmp_path / "plain")
+    assert plain.prefixes == {}
+    assert Run.load(tmp_path / "plain").prefixes == {}
+    assert not (tmp_path / "plain" / "prefixes.json").exists()
+
+
+def test_corrected_labels_are_trained_on_and_kept(tmp_path: Path) -> None:
+    whole = load_data(Config(dataset="digits"), QUIET)
+    first, second = item_ids(whole.train.items.take(np.arange(2)), Counter())
+    table = tmp_path / "changes.csv"
+    table.write_text(f"item,label\n{first},9\n{second},\n")
+    run = train("digits", out=tmp_path / "run", labels=str(table), epochs=1, dim=8, reporter=QUIET)
+    trained = run.benchmark().train
+    assert len(trained) == len(whole.train) - 1
+    assert run.benchmark().class_names[trained.labels[0]] == "9"
+    assert (tmp_path / "run" / "labels.csv").read_text() == table.read_text()
+    again = Run.load(tmp_path / "run")
+    assert again.config.data.labels == str(table)
+    np.testing.assert_array_equal(again.benchmark().train.labels, trained.labels)
+    with pytest.raises(UserError, match=r"nothing\.csv: no such file"):
+        train("digits", labels=str(tmp_path / "nothing.csv"), reporter=QUIET)
+    with pytest.raises(UserError, match="in memory"):
+        train((np.eye(4), [0, 0, 1, 1]), labels=str(table), reporter=QUIET)

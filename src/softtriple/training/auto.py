@@ -1,8 +1,13 @@
 """What "auto" resolves to: decisions that follow from the data and the machine, made once, printed and recorded."""
 
+import importlib.util
+import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,11 +21,15 @@ from softtriple.losses import has_option
 from softtriple.models import BACKBONES, Encoder
 from softtriple.models.features import Reading, item_feed
 from softtriple.progress import Reporter, duration
+from softtriple.training.fit import PRECISIONS
 
 FEATURE_DIM = 512  # the larger of the two widths that the paper compares, if there are as many features
 # Principal components of fewer items than this lose what other classes differ in: all features are kept, up to a limit.
 FEW_ITEMS = 2 * FEATURE_DIM
 WIDEST = 2048
+# Texts keep one in three features, of TF-IDF projections and of sentence models alike: on held-out training classes of
+# two sets of texts that is 2 to 5 points of R@1 above all or most of them (docs/results.md).
+TEXT_SHARE = 3
 SCRATCH_DIM = 64  # the smaller one, for networks trained from scratch
 # Networks trained on random crops see things larger than in a centre crop, and so recognise more in larger images
 # (Touvron et al., NeurIPS 2019). On held-out training classes of CUB: R@1 +0.7, MAP@R +0.9 (docs/results.md).
@@ -32,9 +41,11 @@ CENTERS_PER_ITEM = 0.4  # the paper's two centres for classes of about five imag
 
 NETWORK_EPOCHS = 50  # the paper's
 FEWEST_EPOCHS = 10  # of all layers; a budget for fewer is better spent on the head
+COMPILED_STEPS = 2000  # fewer do not earn back the minutes that compiling takes
 SMALL_INPUT = 160  # pixels in training that halve its time, if a budget is short
 
 CENTERS = "centers_per_class"
+PREFIXES = "prefixes"
 CUSTOM = "module:"  # before the class of a backbone or loss that the caller passed, and only the caller can pass again
 
 
@@ -70,9 +81,13 @@ def resolve_dim(config: Config, num_features: int, items: int) -> Config:
     """Resolve the width of the embedding and where the head starts, once the backbone is built."""
     model = config.model
     has_features = starts_from_features(model.backbone)
+    if model.dims:
+        model = replace(model, dim=model.dims[-1])
     if model.dim == "auto":
-        features = min(num_features, WIDEST if items < FEW_ITEMS else FEATURE_DIM)
-        model = replace(model, dim=features if has_features else SCRATCH_DIM)
+        widest = WIDEST if items < FEW_ITEMS else FEATURE_DIM
+        if model.backbone == "text" or model.backbone.startswith("st:"):
+            widest = min(FEATURE_DIM, -(-num_features // TEXT_SHARE))
+        model = replace(model, dim=min(num_features, widest) if has_features else SCRATCH_DIM)
     assert model.dim != "auto"
     if model.head_init == "auto":
         model = replace(model, head_init="whitened" if has_features and model.dim <= num_features else "random")
@@ -124,6 +139,41 @@ def resolve_precision(config: Config, device: torch.device, reporter: Reporter) 
     return replace(config, train=replace(config.train, precision=precision))
 
 
+def resolve_compile(config: Config, items: int, device: torch.device, reporter: Reporter) -> Config:
+    """Resolve whether the network is compiled, by the device and the number of steps, never by a timing.
+
+    On a CPU it does not pay: convolutions and matrix products take the time, and they stay the same library calls.
+    """
+    train = config.train
+    if train.compile != "auto":
+        return config
+    assert train.epochs != "auto"
+    assert train.batch_size != "auto"
+    steps = train.epochs * -(-items // train.batch_size)
+    pays = device.type == "cuda" and config.model.trainable != "head" and steps >= COMPILED_STEPS
+    chosen: Literal["on", "off"] = "on" if pays and missing_for_compile(device) is None else "off"
+    if chosen == "on":
+        reporter.note(f"compile: on, for {steps} steps on the GPU; the first steps take minutes")
+    return replace(config, train=replace(train, compile=chosen))
+
+
+def check_compile(config: Config, device: torch.device) -> None:
+    """UserError if the network is to be compiled and there is no compiler."""
+    missing = missing_for_compile(device)
+    if config.train.compile == "on" and missing is not None:
+        raise UserError(f"train.compile = 'on' needs {missing}; or leave it out: --set train.compile=off")
+
+
+def missing_for_compile(device: torch.device) -> str | None:
+    """What torch.compile lacks on this machine, and how to get it; None if nothing."""
+    name = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
+    if shutil.which(name) is None:
+        return f"the C++ compiler {name}, which is not installed (set CXX to use another one)"
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "Triton, which is not installed (pip install triton)"
+    return None
+
+
 def _computes_bfloat16() -> bool:
     # Older versions of PyTorch do not tell.
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -155,6 +205,22 @@ def starts_from_weights(backbone: str) -> bool:
 def starts_from_features(backbone: str) -> bool:
     """Whether there are features to start from: of published weights, given vectors, or TF-IDF of texts."""
     return starts_from_weights(backbone) or backbone in ("linear", "text")
+
+
+def check_dims(config: Config) -> None:
+    """UserError for widths that cannot be trained together."""
+    model, loss = config.model, config.loss.name
+    if PREFIXES in config.loss.options:
+        raise UserError(f"loss.options.{PREFIXES}: set all widths by model.dims instead, such as --dims 64,128,512")
+    if not model.dims:
+        return
+    told = ",".join(map(str, model.dims))
+    if len(model.dims) < 2 or any(a >= b for a, b in pairwise(model.dims)):
+        raise UserError(f"model.dims = {told}: expected at least two widths that grow, such as 64,128,512")
+    if model.dim not in ("auto", model.dims[-1]):
+        raise UserError(f"model.dims = {told}, but model.dim = {model.dim}; remove it, or make it {model.dims[-1]}")
+    if loss.startswith(CUSTOM) or not has_option(loss, PREFIXES):
+        raise UserError(f"model.dims = {told}: only the loss softtriple trains several widths, not {loss}")
 
 
 def check_budget(config: Config) -> None:
@@ -218,7 +284,9 @@ def choose_trainable(
     assert reading.view is not None  # what else comes with weights is decided by `resolve`
     size = reading.view.size
     smallest = SMALL_INPUT if model.input_size in (None, LARGER_INPUT.get(model.backbone)) else size  # not the user's
-    speeds = _items_per_second(encoder, split, reading)
+    whole = replace(config, model=replace(model, trainable="all"))
+    half = PRECISIONS[resolve_precision(whole, device, Reporter(quiet=True)).train.precision]
+    speeds = _items_per_second(encoder, split, reading, device, half)
     plans = plan_training(len(split), size, smallest, train.views, epochs, *speeds, 60 * train.minutes)
     reporter.note(f"plan: {plans[0]}" + "".join(f"; or {other}" for other in plans[1:]))
     best = plans[0]
@@ -229,18 +297,24 @@ def choose_trainable(
     return replace(config, model=model, train=train)
 
 
-def _items_per_second(encoder: Encoder, split: Split, reading: Reading) -> tuple[float, float]:
-    """Speed of the forward pass, and of forward and backward together."""
+def _items_per_second(
+    encoder: Encoder, split: Split, reading: Reading, device: torch.device, half: torch.dtype | None
+) -> tuple[float, float]:
+    """Speed of the forward pass that features are cached by, and of training, each in its own precision."""
     rows = np.arange(min(32, len(split)))
     ((inputs, _),) = item_feed(encoder, split, reading).batches([rows], 0)
-    encoder.eval()
+    inputs, network = inputs.to(device), encoder.to(device).eval().fast()
 
     def forward() -> None:
         with torch.no_grad():
-            encoder(inputs)
+            network(inputs).cpu()
 
     def forward_and_backward() -> None:
-        encoder(inputs).sum().backward()
+        with torch.autocast(device.type, dtype=half, enabled=half is not None):
+            embeddings = network(inputs)
+        embeddings.sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         encoder.zero_grad(set_to_none=True)
 
     return len(rows) / _seconds(forward), len(rows) / _seconds(forward_and_backward)

@@ -16,6 +16,8 @@ from softtriple.metrics import Embeddings, Report, difference_intervals, evaluat
 from softtriple.models import Encoder
 from softtriple.models.features import Feeds, feature_rows
 from softtriple.models.heads import pca_head
+from softtriple.training.loading import QUIET
+from softtriple.training.measure import embed_split
 
 # Up to this many texts TF-IDF similarities are exact; above, they are those of this many singular vectors.
 EXACT_TEXTS = 4000
@@ -56,6 +58,16 @@ def measure_baseline(
     return reports
 
 
+def measure_encoder(encoder: Encoder, feeds: Feeds, benchmark: Benchmark, *, seed: int) -> Report:
+    """The report of the encoder as it is on the test items."""
+    test, gallery = (
+        None if part is None else embed_split(encoder, feeds, part, benchmark.class_names, QUIET)
+        for part in (benchmark.test, benchmark.gallery)
+    )
+    assert test is not None
+    return evaluate(test, gallery=gallery, recall_at=benchmark.recall_at, seed=seed)
+
+
 def verdict(baseline: Report, trained: Report) -> str | None:
     """One sentence if training did not clearly improve on ``baseline``, else None."""
     differences = difference_intervals(baseline, trained)
@@ -68,7 +80,7 @@ def verdict(baseline: Report, trained: Report) -> str | None:
         for title, d in (("R@1", differences["recall@1"]), ("MAP@R", differences["map_at_r"]))
     )
     return (
-        f"Training did not clearly improve on the untrained baseline: {told}. Try a larger --dim, more classes or "
+        f"Training did not clearly improve on the baseline: {told}. Try a larger --dim, more classes or "
         "items per class, or another --backbone."
     )
 

@@ -5,10 +5,19 @@ log.jsonl             a line per epoch
 checkpoints/          the two newest states, each written completely or not at all
 encoder/              all that inference needs
 centers.safetensors   the parameters of the loss
+added.safetensors     the centres of classes that were added after training, if any were
 baseline.json         the evaluation of untrained embeddings
+prefixes.json         the evaluations of shorter embeddings, if several widths were trained
 data.json             a fingerprint of the data
+skipped.txt           what was left out of the data, if anything was
+tracking.json         by which names trackers know the run, if it has any
+exclude.csv           the items left out, if any: a copy of the list, which may change
+labels.csv            the corrected labels, if any were given
 report.json           the evaluation, for programs
 report.html           the same and more, for people
+README.md             the model card
+calibration.json      the threshold for "none of these", and probabilities of scores
+calibration.svg       the figure of it
 """
 
 import dataclasses
@@ -24,9 +33,13 @@ import filelock
 
 from softtriple.config import FORMAT, Config, read_config, with_values, write_config
 from softtriple.data import Benchmark
+from softtriple.data.exclusions import absolute_list
 from softtriple.errors import UserError
-from softtriple.files import append_line, remove_partial, write_text
-from softtriple.metrics import Report
+from softtriple.files import append_line, atomic_write, remove_partial, write_text
+from softtriple.losses import Loss
+from softtriple.metrics import Calibration, Report
+from softtriple.models import Encoder
+from softtriple.models.weights import check_fit, read_shapes, read_tensors, write_tensors
 from softtriple.training.checkpoint import Position
 
 
@@ -62,6 +75,11 @@ class RunDir:
         return self.path / "centers.safetensors"
 
     @property
+    def added_file(self) -> Path:
+        """The centres of classes that were added after training."""
+        return self.path / "added.safetensors"
+
+    @property
     def report_file(self) -> Path:
         """The evaluation as JSON."""
         return self.path / "report.json"
@@ -72,9 +90,34 @@ class RunDir:
         return self.path / "baseline.json"
 
     @property
+    def prefixes_file(self) -> Path:
+        """The evaluations of the beginnings of the embeddings as JSON."""
+        return self.path / "prefixes.json"
+
+    @property
     def data_file(self) -> Path:
         """A fingerprint of the data."""
         return self.path / "data.json"
+
+    @property
+    def skipped_file(self) -> Path:
+        """Items of the data that were left out, with the reason, one a line."""
+        return self.path / "skipped.txt"
+
+    @property
+    def tracking_file(self) -> Path:
+        """By which names trackers know the run."""
+        return self.path / "tracking.json"
+
+    @property
+    def exclude_file(self) -> Path:
+        """The items left out, as they were listed when the run started."""
+        return self.path / "exclude.csv"
+
+    @property
+    def labels_file(self) -> Path:
+        """Copy of the corrected labels."""
+        return self.path / "labels.csv"
 
     @property
     def page_file(self) -> Path:
@@ -82,12 +125,28 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def card_file(self) -> Path:
+        """The model card."""
+        return self.path / "README.md"
+
+    @property
+    def calibration_file(self) -> Path:
+        """The calibration as JSON."""
+        return self.path / "calibration.json"
+
+    @property
+    def calibration_figure(self) -> Path:
+        """The calibration as a figure."""
+        return self.path / "calibration.svg"
+
+    @property
     def _lock_file(self) -> Path:
         return self.path / ".lock"
 
     @property
     def _written_at_start(self) -> tuple[Path, ...]:
-        return self.config_file, self.data_file, self.baseline_file
+        files = (self.config_file, self.data_file, self.skipped_file, self.baseline_file)
+        return *files, self.exclude_file, self.labels_file, self.tracking_file
 
     def read_config(self) -> Config:
         """The configuration the run was made with."""
@@ -143,16 +202,37 @@ class RunDir:
             self._check_same(self.read_config(), config)
         write_text(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
 
-    def write_data(self, benchmark: Benchmark) -> None:
-        """Record a fingerprint of the data."""
+    def with_own_lists(self, config: Config) -> Config:
+        """``config`` with the run's own copies of the list of items to leave out and of corrected labels."""
+        own = {"exclude": self.exclude_file, "labels": self.labels_file}
+        used = {name: file for name, file in own.items() if getattr(config.data, name) is not None and file.is_file()}
+        return with_values(config, {f"data.{name}": str(file.absolute()) for name, file in used.items()})
+
+    def write_data(self, benchmark: Benchmark, exclude: str | None = None, labels: str | None = None) -> None:
+        """Record a fingerprint of the data, copies of the two lists, and every item left out."""
+        if exclude is not None and not self.exclude_file.is_file():
+            write_text(self.exclude_file, absolute_list(Path(exclude)))
+        if labels is not None and not self.labels_file.is_file():
+            write_text(self.labels_file, Path(labels).read_text(encoding="utf-8-sig"))
         written = {"fingerprint": benchmark.fingerprint(), "name": benchmark.name}
         write_text(self.data_file, json.dumps(written) + "\n")
+        if benchmark.skipped:
+            write_text(self.skipped_file, "".join(f"{item}\n" for item in benchmark.skipped))
+
+    def read_data(self) -> str | None:
+        """The recorded fingerprint of the data; None in runs of version 0.1."""
+        if not self.data_file.is_file():
+            return None
+        try:
+            found: str | None = json.loads(self.data_file.read_text(encoding="utf-8"))["fingerprint"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.data_file}: no fingerprint of the data ({error})") from None
+        return found
 
     def check_data(self, benchmark: Benchmark) -> None:
         """UserError if an earlier start of this run had other data."""
-        if not self.data_file.is_file():
-            return
-        if json.loads(self.data_file.read_text(encoding="utf-8")).get("fingerprint") != benchmark.fingerprint():
+        recorded = self.read_data()
+        if recorded is not None and recorded != benchmark.fingerprint():
             raise UserError(
                 f"{self.path}: cannot resume: the data have changed since this run started (labels, class names or "
                 "files). Start a new run with another --out."
@@ -163,20 +243,62 @@ class RunDir:
             name, was, is_now = changed[0]
             raise UserError(f"{self.path}: cannot resume: {name} was {was!r}, now {is_now!r}.")
 
-    def write_baseline(self, reports: Mapping[str, Report]) -> None:
-        """Write the reports of untrained embeddings, by name."""
-        table = {name: json.loads(report.to_json()) for name, report in reports.items()}
-        write_text(self.baseline_file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+    def write_reports(self, file: Path, reports: Mapping[Any, Report]) -> None:
+        """Write several reports by name, as in baseline.json."""
+        table = {str(name): json.loads(report.to_json()) for name, report in reports.items()}
+        write_text(file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
 
-    def read_baseline(self) -> dict[str, Report]:
-        """The reports of untrained embeddings, by name; none in runs of version 0.1."""
-        if not self.baseline_file.is_file():
+    def read_reports(self, file: Path) -> dict[str, Report]:
+        """The reports in ``file`` by name; none if there is no such file, as in runs of version 0.1."""
+        if not file.is_file():
             return {}
         try:
-            table = json.loads(self.baseline_file.read_text(encoding="utf-8"))
+            table = json.loads(file.read_text(encoding="utf-8"))
             return {name: Report.from_json(json.dumps(report)) for name, report in table.items()}
         except (ValueError, AttributeError) as error:
-            raise UserError(f"{self.baseline_file}: {error}") from error
+            raise UserError(f"{file}: {error}") from error
+
+    def restore_encoder(self, encoder: Encoder) -> None:
+        """Give ``encoder``, which has the architecture of the run's, the weights of the run."""
+        file = self.encoder / "model.safetensors"
+        check_fit(encoder, read_shapes(file), str(file))
+        encoder.load_state_dict(read_tensors(file))
+
+    def write_loss(self, loss: Loss) -> None:
+        """Write what ``loss`` has learned."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in loss.state_dict().items()}
+        if tensors:
+            with atomic_write(self.centers_file) as temporary:
+                write_tensors(temporary, tensors)
+
+    def restore_loss(self, loss: Loss) -> Loss:
+        """``loss`` with the parameters that training left here."""
+        file = self.centers_file
+        if not file.is_file():
+            if loss.state_dict():
+                raise UserError(f"{file} is missing, and with it what the loss of this run has learned")
+            return loss
+        check_fit(loss, read_shapes(file), str(file))
+        state = read_tensors(file)
+        try:
+            loss.load_state_dict(state, assign=True)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{file}: does not fit the loss of this run ({reason})") from error
+        return loss
+
+    def write_calibration(self, calibration: Calibration) -> None:
+        """Write the calibration of the run."""
+        write_text(self.calibration_file, calibration.to_json() + "\n")
+
+    def read_calibration(self) -> Calibration | None:
+        """The calibration of the run, or None if it has none."""
+        if not self.calibration_file.is_file():
+            return None
+        try:
+            return Calibration.from_json(self.calibration_file.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{self.calibration_file}: {error}") from error
 
     def append_log(self, entry: dict[str, Any]) -> None:
         """Add a line to the log."""

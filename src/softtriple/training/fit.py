@@ -32,6 +32,7 @@ from softtriple.training.optim import build_optimizer, set_rates
 # Steps between two looks at the loss: each look waits for the device, and over ranks for the slowest of them.
 LOOK_EVERY = 10
 LOG_EVERY = 50
+COMPILER = "inductor"  # of torch.compile
 # What the encoder computes in under autocast; None: no autocast.
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -93,8 +94,8 @@ def train_epoch(
             last = number == len(group)
             with dist.gradients_synchronized(encoder, last):
                 with torch.autocast(torch.device(device).type, dtype=half, enabled=half is not None):
-                    embeddings = encoder(inputs.to(device))[: len(labels)]
-                value = loss(embeddings, labels.to(device))
+                    embeddings = encoder(inputs.to(device, non_blocking=True))[: len(labels)]
+                value = loss(embeddings, labels.to(device, non_blocking=True))
                 scaler.scale(value / len(group)).backward()
             if last:
                 scaler.step(optimizer)
@@ -113,10 +114,12 @@ def fit(
     evaluate: Callable[[], dict[str, float]],
     device: torch.device,
     reporter: Reporter,
+    track: Callable[[dict[str, Any]], None] = lambda entry: None,
 ) -> list[dict[str, Any]]:
     """Train for the epochs that are left and return the log, an entry per epoch.
 
-    ``evaluate`` gives what the log holds of an evaluation. Without a ``directory`` nothing is written to disk.
+    ``evaluate`` gives what the log holds of an evaluation, and ``track`` takes each new entry of the log.
+    Without a ``directory`` nothing is written to disk.
     """
     loss.train()
     epochs, batch_size = config.epochs, config.batch_size
@@ -150,7 +153,10 @@ def fit(
         if directory is not None and dist.is_main():
             directory.append_log(entry)
 
-    parallel = dist.data_parallel(FromStage(encoder, feed.first))
+    network = FromStage(encoder.fast(), feed.first)
+    if config.compile == "on":
+        network.compile(backend=COMPILER)  # in place: names of parameters stay as they are
+    parallel = dist.data_parallel(network)
     with reporter.task("training") as update, stop_requests() as stopping, unvalidated(loss):
         centers = ""
         while position.epoch < stop_after:
@@ -204,8 +210,7 @@ def fit(
             log.append(entry)
             write_log(entry)  # before the checkpoint: a resumed run drops entries that it will write again
             save()
-            if config.tensorboard and directory is not None and dist.is_main():
-                _to_tensorboard(directory, entry)
+            track(entry)
             if any(dist.any_rank(stopping())):  # the request came while the epoch was evaluated
                 raise KeyboardInterrupt
     return log
@@ -236,15 +241,6 @@ def own_parts(feed: Feed, row_batches: Iterable[Rows], epoch: int) -> Generator[
         for (inputs, labels), batch in zip(parts, known, strict=True):
             part = dist.share(len(batch))
             yield inputs, labels[: part.stop - part.start]
-
-
-def summary_writer() -> Any:
-    """TensorBoard's class that writes numbers."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError("train.tensorboard needs TensorBoard: pip install 'softtriple[tensorboard]'") from None
-    return SummaryWriter
 
 
 def _look(position: Position, pending: list[Pending], directory: RunDir | None) -> Position:
@@ -303,13 +299,6 @@ def _epoch_entry(position: Position, optimizer: torch.optim.Optimizer, loss: Los
     if distinct is not None:
         entry["distinct_centers"] = distinct.float().mean().item()
     return entry
-
-
-def _to_tensorboard(directory: RunDir, entry: dict[str, Any]) -> None:
-    with summary_writer()(str(directory.path / "tensorboard")) as writer:
-        for name, value in entry.items():
-            if isinstance(value, int | float) and name != "epoch":
-                writer.add_scalar(name, value, entry["epoch"])
 
 
 @contextmanager

@@ -7,38 +7,34 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from softtriple import dist
-from softtriple.config import Config, DataConfig, with_settings
+from softtriple.config import Config
 from softtriple.data import (
     Benchmark,
-    ImageFiles,
     Split,
-    VectorFile,
-    absolute_spec,
     contiguous_labels,
-    write_vectors,
 )
 from softtriple.data.benchmark import OnError
 from softtriple.errors import UserError
-from softtriple.files import naming_file
-from softtriple.losses import Loss, as_loss, build_loss, has_option
-from softtriple.metrics import Embeddings, Report
+from softtriple.losses import Loss, as_loss
+from softtriple.metrics import Calibration, Embeddings, Report, calibrate
+from softtriple.metrics.calibration import check_rates
 from softtriple.models import Encoder
-from softtriple.models.features import Feeds, check_items, embed_share
-from softtriple.models.weights import check_fit, read_shapes, read_tensors
+from softtriple.models.features import Feeds, check_items, feature_rows
 from softtriple.progress import Reporter
-from softtriple.search import Hit, Store, catalog, open_store
+from softtriple.search import Store, catalog, open_store
 from softtriple.search.store import IndexKind
-from softtriple.training.auto import CENTERS, CUSTOM
+from softtriple.training import adding
+from softtriple.training.answers import Answer, SameClass, Unknown, make_answer, nearest_centers
+from softtriple.training.auto import CUSTOM
+from softtriple.training.building import build_configured_loss, training_feeds
+from softtriple.training.calibrating import embed_unseen, gallery_size, own_split, too_few, unseen_embeddings
 from softtriple.training.directory import RunDir
-from softtriple.training.loading import QUIET, as_benchmark, divide, load_data
-from softtriple.training.measure import embed_split, evaluate_benchmark
-
-TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+from softtriple.training.loading import QUIET, advising_to_skip, as_benchmark, divide, load_data, read_alike
+from softtriple.training.measure import check_vector_file, embed_split, evaluate_benchmark, write_embeddings
 
 
 class Run:
@@ -60,7 +56,9 @@ class Run:
         encoder: Encoder,
         report: Report | None = None,
         baselines: Mapping[str, Report] | None = None,
+        prefixes: Mapping[int, Report] | None = None,
         validation: Report | None = None,
+        calibration: Calibration | None = None,
         log: Sequence[dict[str, Any]] = (),
         loss: Loss | None = None,
         benchmark: Benchmark | None = None,
@@ -71,6 +69,10 @@ class Run:
         self.config, self.encoder, self.validation, self.log = config, encoder, validation, tuple(log)
         self.directory, self._reporter = directory, reporter
         self._report, self._baselines, self._loss, self._benchmark = report, baselines, loss, benchmark
+        self._added: adding.Centers = {}  # classes without training, which are the last of ``encoder.class_names``
+        self._prefixes = prefixes
+        if calibration is not None or directory is None:
+            self.calibration = calibration  # else read when first asked for
         if test_embeddings is not None:
             self.test_embeddings = test_embeddings  # else embedded when first asked for
 
@@ -94,7 +96,8 @@ class Run:
         encoder = Encoder.load(path, backbone=backbone, trust=trust)
         run = cls(config=config, encoder=encoder, log=directory.read_epochs(), directory=directory, reporter=reporter)
         if loss is not None:
-            run._loss = _restore(as_loss(loss, len(encoder.class_names), encoder.dim), directory)
+            run._loss = directory.restore_loss(as_loss(loss, len(encoder.class_names), encoder.dim))
+        run._name_added(adding.read_added(directory, encoder.dim))
         if (directory.path / "validation.json").is_file():
             run.validation = directory.read_report("validation.json")
         return run
@@ -111,13 +114,29 @@ class Run:
     def baselines(self) -> Mapping[str, Report]:
         """Evaluations of untrained embeddings on the same items, by what they are; the one to beat first."""
         if self._baselines is None:
-            self._baselines = {} if self.directory is None else self.directory.read_baseline()
+            self._baselines = (
+                {} if self.directory is None else self.directory.read_reports(self.directory.baseline_file)
+            )
         return self._baselines
+
+    @property
+    def prefixes(self) -> Mapping[int, Report]:
+        """Evaluations of the beginnings of the embeddings by width, if several were trained (``model.dims``)."""
+        if self._prefixes is None:
+            stored = {} if self.directory is None else self.directory.read_reports(self.directory.prefixes_file)
+            self._prefixes = {int(width): report for width, report in stored.items() if width.isdecimal()}
+        return self._prefixes
 
     @property
     def baseline(self) -> Report | None:
         """The evaluation that training has to beat; None for runs of version 0.1, which did not measure it."""
         return next(iter(self.baselines.values()), None)
+
+    @cached_property
+    def calibration(self) -> Calibration | None:
+        """The threshold and probabilities that `search` answers with; None before `calibrate`."""
+        assert self.directory is not None
+        return self.directory.read_calibration()
 
     @property
     def loss(self) -> Loss:
@@ -131,8 +150,10 @@ class Run:
                     "Pass it again: Run.load(path, loss=your_loss)"
                 )
             with torch.device("meta"):  # takes no memory, whatever sizes the files claim
-                described = build_configured_loss(self.config, len(self.encoder.class_names))
-            self._loss = _restore(described, self.directory)
+                described = build_configured_loss(self.config, self._num_trained)
+            self._loss = self.directory.restore_loss(described)
+        if len(self.encoder.class_names) > self._loss.num_classes:
+            self._loss = adding.extended(self._loss, self._num_trained, self._added)
         return self._loss
 
     def benchmark(self) -> Benchmark:
@@ -140,7 +161,7 @@ class Run:
         if self._benchmark is None:
             if not self.config.dataset:
                 raise UserError("this run was trained on data in memory, which only the caller can pass again")
-            self._benchmark = load_data(self.config, self._reporter)
+            self._benchmark = load_data(self._own_lists(self.config), self._reporter)
         return self._benchmark
 
     @cached_property
@@ -159,6 +180,10 @@ class Run:
         """Embeddings of the items of ``split``, from cached features where there are any."""
         return embed_split(self.encoder, self._feeds, split, class_names, self._reporter)
 
+    def features(self, split: Split) -> Tensor:
+        """What the backbone gives the head, for the items of ``split``."""
+        return self.encoder.head_input(feature_rows(self.encoder, self._feeds.evaluation(split)))
+
     def evaluate(self, data: "Benchmark | str | Config | None" = None) -> Report:
         """The report on the test classes of the run's data, or of other ``data``."""
         benchmark = self.benchmark() if data is None else as_benchmark(data, self._reporter)
@@ -174,47 +199,17 @@ class Run:
 
         ``whole`` asks for all items of another source, without a split into train and test.
         """
-        dataset, own = absolute_spec(data), self.config
-        if dataset == own.dataset:
-            chosen = replace(own.data, on_error=own.data.on_error if on_error is None else on_error)
-        else:
-            table = Path(dataset).suffix in TABLES
-            chosen = DataConfig(
-                split="none" if whole else None,
-                path=own.data.path if table else None,
-                text=own.data.text if table else None,
-                label=own.data.label if table else None,
-                on_error=on_error or "stop",
-            )
-        return with_settings(Config(dataset=dataset, data=chosen), settings)
+        return self._own_lists(read_alike(self.config, data, settings, on_error=on_error, whole=whole))
 
     def write_embeddings(
         self, data: str, out: str | Path, *, settings: Sequence[str] = (), on_error: OnError | None = None
     ) -> int:
         """Write the embeddings of all items of ``data`` to a .npz or .parquet file; returns how many there are."""
         out = Path(out)
-        if out.suffix not in (".npz", ".parquet"):
-            raise UserError(f"{out}: embeddings are written to .npz or .parquet, not to {out.suffix or 'a bare name'}")
+        check_vector_file(out)
         benchmark = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
-        splits = [split for split in (benchmark.train, benchmark.test, benchmark.gallery) if split is not None]
-        splits = [split for split in splits if len(split)]
-        feeds = [self._feeds.evaluation(split) for split in splits]
-        with self._reporter.task("embedding") as update:
-            shares = [embed_share(self.encoder, feed, progress=update) for feed in feeds]
-        with naming_file(out):  # only the first rank has more than its share
-            out.parent.mkdir(parents=True, exist_ok=True)
-            parts = [dist.rows_on_main(share, out.parent) for share in shares]
-        labels = np.concatenate([split.labels for split in splits])
-        if dist.is_main():
-            paths = tuple(path for split in splits if isinstance(split.items, ImageFiles) for path in split.items.paths)
-            content = VectorFile(
-                vectors=torch.cat(parts).numpy(),
-                labels=labels,
-                paths=paths or None,
-                class_names=benchmark.class_names,
-            )
-            write_vectors(out, content)
-        return len(labels)
+        with advising_to_skip():
+            return write_embeddings(self.encoder, self._feeds, benchmark, out, self._reporter)
 
     def index(
         self,
@@ -224,16 +219,23 @@ class Run:
         part: catalog.Part = "all",
         index: IndexKind = "auto",
         again: bool = False,
+        add_classes: bool = False,
         settings: Sequence[str] = (),
         on_error: OnError | None = None,
     ) -> catalog.Indexed:
-        """Embed the items of ``data`` and put them into the store at the URI ``store``, which is created if missing."""
+        """Embed the items of ``data`` and put them into the store at the URI ``store``, which is created if missing.
+
+        With ``add_classes``, classes that were not trained on get centres too, found among their embeddings.
+        """
+        if add_classes:
+            adding.check_can_add(self.loss)
         entries = self._entries(data, part, settings, on_error)
         for entry in entries:
             check_items(self.encoder, entry.split)  # before a store is created for items that do not fit
         self.encoder.to(dist.device())
-        with self._store(store, create=True) as opened:
-            return catalog.index_items(self.encoder, entries, opened, self._reporter, index=index, again=again)
+        with advising_to_skip(), self._store(store, create=True) as opened:
+            indexed = catalog.index_items(self.encoder, entries, opened, self._reporter, index=index, again=again)
+            return replace(indexed, added_classes=self._add_classes(entries, opened)) if add_classes else indexed
 
     def delete(
         self,
@@ -249,13 +251,77 @@ class Run:
         with self._store(store) as opened:
             return catalog.delete_items(entries, opened)
 
+    def calibrate(
+        self, data: "Benchmark | str | Config | None" = None, *, far: float | None = None, frr: float | None = None
+    ) -> Calibration:
+        """Choose the threshold for a wanted rate, on classes that were not trained on, and write it to the run.
+
+        ``far`` and ``frr`` are the wanted false-accept and false-reject rate; without either, both are equal. The
+        classes are the run's held-out training classes if there are any, else its test classes, or those of ``data``.
+        """
+        check_rates(far, frr)
+        if data is None:
+            benchmark = self.benchmark()
+            source, split = own_split(benchmark, self.config)
+            whole = self.test_embeddings if split is benchmark.test else self.embed_split(split, benchmark.class_names)
+            unseen = unseen_embeddings(whole, self.encoder.class_names)
+        else:
+            benchmark = as_benchmark(data, self._reporter)
+            source, unseen = benchmark.name, embed_unseen(benchmark, self.encoder.class_names, self.embed_split)
+        if unseen is None:
+            raise too_few(source)
+        self.calibration = dist.from_main(lambda: calibrate(unseen, source=source, far=far, frr=frr))
+        if self.directory is not None and dist.is_main():
+            self.directory.write_calibration(self.calibration)
+        return self.calibration
+
     def search(
-        self, queries: Sequence[str], store: str, *, k: int = 10, classes: Sequence[str] = (), exact: bool = False
-    ) -> list[list[Hit]]:
-        """The stored items most similar to each query: an image file, a text, or ``row:N`` of the test items."""
+        self,
+        queries: Sequence[str],
+        store: str,
+        *,
+        k: int = 10,
+        classes: Sequence[str] = (),
+        exact: bool = False,
+        min_score: float | None = None,
+        unknown: Unknown | None = None,
+    ) -> list[Answer]:
+        """The stored items most similar to each query: an image file, a text, or ``row:N`` of the test items.
+
+        If the run is calibrated, an answer has a probability for each hit, and ``known`` says whether the query is like
+        anything in the store. ``unknown="reject"`` returns no hits if it is not; hits below ``min_score`` are left out.
+        """
+        calibration = self.calibration
+        if unknown is not None and calibration is None:
+            raise UserError(
+                "this run has no calibration to tell unknown queries by; make one: softtriple calibrate RUN"
+            )
         rows = self.benchmark().test if any(map(catalog.is_row, queries)) else None
         with self._store(store) as opened:
-            return catalog.search_store(self.encoder, queries, opened, rows=rows, k=k, classes=classes, exact=exact)
+            vectors = catalog.embed_queries(self.encoder, queries, rows)
+            found = catalog.search_store(opened, vectors, k=k, classes=classes, exact=exact)
+            size = None if calibration is None else gallery_size(calibration, opened.classes(), classes)
+        centers = None if self.directory and not self.directory.centers_file.is_file() else self.centers()
+        decisions = nearest_centers(vectors, centers, self.encoder.class_names)
+        return [
+            make_answer(hits, size, decision, min_score=min_score, unknown=unknown or "flag")
+            for hits, decision in zip(found, decisions, strict=True)
+        ]
+
+    def same(self, a: Any, b: Any) -> SameClass:
+        """Whether two items (image files, texts, ``row:N`` of the test items, images or vectors) have the same class.
+
+        It need not have been trained on. The probability is for pairs of which half have the same class.
+        """
+        if self.calibration is None:
+            raise UserError("this run has no calibration to judge pairs by; make one: run.calibrate()")
+        rows = self.benchmark().test if any(isinstance(item, str) and catalog.is_row(item) for item in (a, b)) else None
+        asked = ((item, isinstance(item, str)) for item in (a, b))
+        embed, encoder = catalog.embed_queries, self.encoder
+        first, second = (embed(encoder, [item], rows) if text else encoder.embed([item]) for item, text in asked)
+        score = float(first[0] @ second[0])
+        probability = self.calibration.pairs.probability(score)
+        return SameClass(probability >= 0.5, probability, score)
 
     def check_recall(self, store: str) -> float:
         """Share of the true 10 nearest neighbours that a search of the store finds."""
@@ -269,12 +335,37 @@ class Run:
         centers = self.loss.centers
         return None if centers is None else centers.detach().float()
 
+    def _own_lists(self, config: Config) -> Config:
+        return config if self.directory is None else self.directory.with_own_lists(config)
+
     def _entries(
         self, data: "str | Benchmark", part: catalog.Part, settings: Sequence[str], on_error: OnError | None
     ) -> list[catalog.Entries]:
         if isinstance(data, str):
             data = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
         return catalog.benchmark_entries(data, part)
+
+    def _add_classes(self, entries: Sequence[catalog.Entries], store: Store) -> int:
+        """Give the classes of stored ``entries`` that were not trained on centres; returns how many there are."""
+        trained = self.encoder.class_names[: self._num_trained]
+        names, vectors = catalog.stored_vectors(entries, store, without=trained)
+        if not names:
+            return 0
+        found = adding.find_centers(adding.check_can_add(self.loss), torch.from_numpy(vectors), names)
+        added = dict(sorted({**self._added, **found}.items()))
+        if self.directory is not None:
+            adding.write_added(self.directory, added)
+        self._loss = adding.extended(self.loss, self._num_trained, added)
+        self._name_added(added)
+        return len(found)
+
+    def _name_added(self, added: adding.Centers) -> None:
+        self.encoder.class_names = (*self.encoder.class_names[: self._num_trained], *added)
+        self._added = added
+
+    @property
+    def _num_trained(self) -> int:
+        return len(self.encoder.class_names) - len(self._added)
 
     @contextmanager
     def _store(self, uri: str, *, create: bool = False) -> Iterator[Store]:
@@ -286,39 +377,8 @@ class Run:
 
     @cached_property
     def _feeds(self) -> Feeds:
-        device = dist.device()
-        self.encoder.to(device)
-        frozen = 0 if self.config.model.trainable == "auto" else self.encoder.set_trainable(self.config.model.trainable)
-        return Feeds(
-            self.encoder,
-            reporter=self._reporter,
-            frozen=frozen,
-            cache_bytes=self.config.data.cache_gigabytes * 1e9,
-            workers=self.config.data.num_workers,
-        )
-
-
-def build_configured_loss(config: Config, num_classes: int) -> Loss:
-    """The loss that the resolved configuration describes."""
-    options = dict(config.loss.options)
-    if has_option(config.loss.name, CENTERS):
-        options.setdefault(CENTERS, config.loss.centers_per_class)
-    assert config.model.dim != "auto"
-    return build_loss(config.loss.name, num_classes, config.model.dim, **options)
-
-
-def _restore(loss: Loss, directory: RunDir) -> Loss:
-    """``loss`` with the parameters that training left in ``directory``."""
-    file = directory.centers_file
-    if not file.is_file():
-        if loss.state_dict():
-            raise UserError(f"{file} is missing, and with it what the loss of this run has learned")
-        return loss
-    check_fit(loss, read_shapes(file), str(file))
-    state = read_tensors(file)
-    try:
-        loss.load_state_dict(state, assign=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{file}: does not fit the loss of this run ({reason})") from error
-    return loss
+        self.encoder.to(dist.device())
+        feeds = training_feeds(self.config, self.encoder, self._reporter)
+        if self.config.model.trainable != "auto":
+            feeds.frozen = self.encoder.set_trainable(self.config.model.trainable)
+        return feeds

@@ -65,6 +65,7 @@ class HeadProblem:
     splits: Sequence[Division]  # which training items stand for those of the test
     build_loss: Callable[[int], Loss]  # a fresh loss for a number of classes
     device: torch.device
+    widths: tuple[int, ...]  # of the beginnings of the embedding that held-out items are searched by
 
 
 def choose(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
@@ -83,7 +84,7 @@ def _choose_start(config: Config, problem: HeadProblem, reporter: Reporter) -> C
     # Closed-form heads need fewer classes to be compared than training does.
     enough = len(np.unique(labels)) >= FEWEST_CLASSES and np.bincount(labels).max() > 1
     if config.train.choose != "off" and given == ["auto"] * 4 and enough:
-        start = choose_start(problem.features, labels, starts, problem.splits)
+        start = choose_start(problem.features, labels, starts, problem.splits, problem.encoder.dim)
         how = "chosen on held-out training classes"
     else:
         how = "not chosen on held-out classes"
@@ -117,7 +118,8 @@ def _choose_length(config: Config, problem: HeadProblem, reporter: Reporter) -> 
             torch.manual_seed(train.seed)
             for rows, held_out in itertools.islice(problem.splits, SPLITS):
                 start, ends = _trial(config, problem, rows)
-                gains.append(choose_share(start, ends, problem.features[held_out], problem.labels[held_out]))
+                features, labels = problem.features[held_out], problem.labels[held_out]
+                gains.append(choose_share(start, ends, features, labels, problem.widths))
         chosen = best_choice(gains)
         reporter.note(
             f"held-out training classes are retrieved best after {chosen.epochs} of {epochs} epochs, "
@@ -148,7 +150,7 @@ def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head
         ends[(len(ends) + 1) * every] = weight, bias
         return {}
 
-    train = replace(config.train, evaluate_every=every, stop_after=epochs, tensorboard=False)
+    train = replace(config.train, evaluate_every=every, stop_after=epochs, compile="off")
     part = problem.training.only(rows, numbers)
     fit(train, encoder, loss, part, directory=None, evaluate=keep_head, device=problem.device, reporter=QUIET)
     return start, ends

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +13,48 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from softtriple import dist
-from softtriple.config import Config, ModelConfig, setting_names, with_values
-from softtriple.data import Benchmark, Split, Vectors, absolute_spec, contiguous_labels, make_benchmark
-from softtriple.errors import UserError, did_you_mean
-from softtriple.files import atomic_write, naming_file, write_text
+from softtriple.config import Config, setting_names, with_values
+from softtriple.data import Benchmark, Split, absolute_spec, contiguous_labels, make_benchmark
+from softtriple.data.exclusions import exclude_items
+from softtriple.errors import UserError, counted, did_you_mean
+from softtriple.files import naming_file, write_text
 from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
-from softtriple.metrics import Embeddings, Report, evaluate
+from softtriple.metrics import Calibration, Embeddings, Report, calibrate, evaluate
 from softtriple.models import (
     Encoder,
-    EncoderConfig,
-    StagedNetwork,
-    build_backbone,
     check_backbone,
     check_trainable,
 )
-from softtriple.models.backbones.module import module_backbone, module_name
+from softtriple.models.backbones.module import module_name
 from softtriple.models.features import Feed, Feeds, Rows, feature_rows
 from softtriple.models.heads import Head, closed_form_head
-from softtriple.models.weights import write_tensors
 from softtriple.progress import Reporter
 from softtriple.training.auto import (
     CUSTOM,
     check_budget,
+    check_compile,
+    check_dims,
     choose_trainable,
     resolve,
+    resolve_compile,
     resolve_dim,
     resolve_precision,
     resolve_training,
 )
-from softtriple.training.baseline import measure_baseline
+from softtriple.training.baseline import measure_baseline, measure_encoder
+from softtriple.training.building import build_configured_loss, build_encoder, build_network, training_feeds
+from softtriple.training.calibrating import unseen_embeddings
+from softtriple.training.card import write_card
 from softtriple.training.checkpoint import find_checkpoints
 from softtriple.training.choose import class_splits, instance_splits, interpolate
+from softtriple.training.continuing import check_start, continued_config, keep_centers
 from softtriple.training.directory import RunDir
-from softtriple.training.fit import fit, summary_writer
-from softtriple.training.loading import divide, load_data
-from softtriple.training.measure import embed_split, evaluate_benchmark
-from softtriple.training.run import Run, build_configured_loss
+from softtriple.training.fit import fit
+from softtriple.training.loading import advising_to_skip, check_lists, divide, load_data
+from softtriple.training.measure import embed_split, evaluate_benchmark, evaluate_prefixes
+from softtriple.training.run import Run
 from softtriple.training.start import HeadProblem, choose, head_start, initialize_backbone, initialize_centers
+from softtriple.training.tracking import check_trackers, tracking
 
 Data = str | Benchmark | tuple[Any, Any]
 
@@ -96,11 +101,13 @@ def train(
     """
     reporter = reporter or Reporter(quiet=not dist.is_main())
     modules = [module if isinstance(module, nn.Module) else None for module in (backbone, loss)]
-    config = configure(config or Config(), data, backbone, loss, settings)
+    if config is None:
+        config = continued_config(settings["start"], data) if settings.get("start") else Config()
+    config = configure(config, data, backbone, loss, settings)
     directory = None if out is None else RunDir(Path(out))
     check(config, directory, resume=resume)
     opened = directory.opened(resume=resume) if directory is not None and dist.is_main() else nullcontext()
-    with opened:
+    with opened, advising_to_skip():
         dist.barrier()
         prepared = prepare(
             config, data=data, backbone=modules[0], loss=modules[1], directory=directory, reporter=reporter
@@ -122,17 +129,24 @@ def configure(
         if name not in names:
             raise UserError(f"there is no setting {name!r}; {did_you_mean(name, names)}")
         values[names[name]] = value
+    if values.get("train.start") is not None:
+        values["train.start"] = str(Path(values["train.start"]).absolute())
     values["dataset"] = absolute_spec(data) if isinstance(data, str) else ""
     for name, given in (("model.backbone", backbone), ("loss.name", loss)):
         if given is not None:
             values[name] = module_name(given) if isinstance(given, nn.Module) else given
-    return with_values(config, values)
+    config = with_values(config, values)
+    files = {"data.exclude": config.data.exclude, "data.labels": config.data.labels}
+    return with_values(
+        config, {name: str(Path(file).expanduser().absolute()) for name, file in files.items() if file is not None}
+    )
 
 
 def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
     """UserError for whatever can be known to be wrong before data are read or weights loaded."""
     if directory is not None and dist.is_main():
         directory.check(resume=resume)
+    check_dims(config)
     if not config.loss.name.startswith(CUSTOM):
         centers = None if config.loss.centers_per_class == "auto" else config.loss.centers_per_class
         check_loss(
@@ -144,8 +158,10 @@ def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
         check_trainable(config.model.trainable)
     if not resume:
         check_budget(config)
-    if config.train.tensorboard:
-        summary_writer()
+        check_start(config)
+        check_lists(config)
+    check_trackers(config.train.track, directory)
+    check_compile(config, dist.device())
 
 
 def prepare(
@@ -160,7 +176,7 @@ def prepare(
     """Load the data, resolve the configuration and build encoder and loss, ready for `train_prepared`."""
     if directory is not None:
         config = dist.from_main(lambda: directory.resume_config(config))
-    benchmark = _benchmark(config, data, reporter)
+    benchmark = _benchmark(config if directory is None else directory.with_own_lists(config), data, reporter)
     if directory is not None:
         directory.check_data(benchmark)
     config = resolve(config, benchmark, reporter)
@@ -169,7 +185,8 @@ def prepare(
     labels, classes = contiguous_labels(benchmark.train.labels[rows])
     if len(classes) < 2:
         raise UserError(
-            f"{benchmark.name}: only {len(classes)} class to train on; a metric needs at least 2 to tell apart"
+            f"{benchmark.name}: only {counted(len(classes), 'class')} to train on; a metric needs at least 2 to tell "
+            "apart. Add classes, lower data.test_share, or split each class instead: --set data.split=instances"
         )
     torch.manual_seed(config.train.seed)
     class_names = tuple(benchmark.class_names[label] for label in classes)
@@ -188,6 +205,7 @@ def prepare(
         feeds = training_feeds(config, encoder, reporter)
     config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
     config = resolve_precision(config, dist.device(), reporter)
+    config = resolve_compile(config, len(rows), dist.device(), reporter)
     if loss is not None:
         whole = as_loss(loss, len(classes), encoder.dim)
     else:
@@ -203,14 +221,14 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     """Train what `prepare` built, evaluate it and, with a ``directory``, write everything to disk."""
     config, benchmark, encoder, feeds = prepared.config, prepared.benchmark, prepared.encoder, prepared.feeds
     if directory is not None and dist.is_main():
-        directory.write_data(benchmark)
+        directory.write_data(benchmark, config.data.exclude, config.data.labels)
     device = dist.device()
     encoder.to(device)
     loss = sample_classes(shard(prepared.loss), config.loss.sample_rate, config.train.seed).to(device)
-    if config.model.head_init != "random":
+    if config.model.head_init != "random" and config.train.start is None:
         initialize_backbone(encoder, benchmark.train)  # before its features are computed, and cached
     training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
-    baselines, start = {} if directory is None else directory.read_baseline(), None
+    baselines, start = {} if directory is None else directory.read_reports(directory.baseline_file), None
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
     if not (resuming and baselines and config.train.interpolate == 1):  # else a checkpoint has all that follows
         features = feature_rows(encoder, training)
@@ -231,73 +249,58 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
         report = evaluate(embed(split), gallery=items, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
         return {f"{name}_recall@1": report.recall[1], f"{name}_map_at_r": report.map_at_r}
 
-    log = fit(
-        config.train, encoder, loss, training,
-        directory=directory, evaluate=evaluate_epoch, device=device, reporter=reporter,
-    )  # fmt: skip
-    share = config.train.interpolate
-    assert share != "auto"
-    if start is not None and share < 1:
-        assert isinstance(encoder.head, nn.Linear)
-        encoder.set_head(*interpolate(start, (encoder.head.weight.cpu(), encoder.head.bias.cpu()), share))
-    loss = _whole(loss, prepared.loss, directory)
-    if directory is not None and dist.is_main():
-        encoder.save(directory.encoder)
-        _save_loss(loss, directory)
-    test = embed(benchmark.test)
-    gallery = None if benchmark.gallery is None else embed(benchmark.gallery)
-    report = evaluate_benchmark(benchmark, test, gallery, encoder.class_names, lambda: loss, seed=config.train.seed)
-    validation = None
+    with tracking(config, directory, reporter) as tracker:
+        log = fit(
+            config.train, encoder, loss, training,
+            directory=directory, evaluate=evaluate_epoch, device=device, reporter=reporter,
+            track=tracker.log,
+        )  # fmt: skip
+        share = config.train.interpolate
+        assert share != "auto"
+        if start is not None and share < 1:
+            assert isinstance(encoder.head, nn.Linear)
+            encoder.set_head(*interpolate(start, (encoder.head.weight.cpu(), encoder.head.bias.cpu()), share))
+        loss = _whole(loss, prepared.loss, directory)
+        if directory is not None and dist.is_main():
+            encoder.save(directory.encoder)
+            directory.write_loss(loss)
+        test = embed(benchmark.test)
+        gallery = None if benchmark.gallery is None else embed(benchmark.gallery)
+        report = evaluate_benchmark(benchmark, test, gallery, encoder.class_names, lambda: loss, seed=config.train.seed)
+        prefixes = evaluate_prefixes(benchmark, test, gallery, config.model.dims[:-1], seed=config.train.seed)
+        tracker.finish(report)
+    validation, (source, unseen) = None, ("test classes", test)
     if prepared.held_out is not None:
-        validation = evaluate(embed(prepared.held_out), recall_at=benchmark.recall_at, seed=config.train.seed)
+        source, unseen = "validation classes", embed(prepared.held_out)
+        validation = evaluate(unseen, recall_at=benchmark.recall_at, seed=config.train.seed)
+    calibration = _calibrate(source, unseen, encoder.class_names)
     if directory is not None and dist.is_main():
         for name, written in (("report.json", report), ("validation.json", validation)):
             if written is not None:
                 write_text(directory.path / name, written.to_json() + "\n")
-    return Run(
-        config=config, encoder=encoder, loss=loss, report=report, baselines=baselines, validation=validation, log=log,
-        benchmark=benchmark, test_embeddings=test, directory=directory, reporter=reporter,
+        if prefixes:
+            directory.write_reports(directory.prefixes_file, prefixes)
+        if calibration is not None:
+            directory.write_calibration(calibration)
+    run = Run(
+        config=config, encoder=encoder, loss=loss, report=report, baselines=baselines, prefixes=prefixes,
+        validation=validation, log=log, calibration=calibration, benchmark=benchmark, test_embeddings=test,
+        directory=directory, reporter=reporter,
     )  # fmt: skip
-
-
-def build_network(config: Config, benchmark: Benchmark, module: nn.Module | None = None) -> StagedNetwork:
-    """The backbone that the configuration names, or ``module`` as one, for the items of ``benchmark``."""
-    described = encoder_config(config.model, None, benchmark)
-    if module is not None:
-        return module_backbone(module, None, described.in_features)
-    return build_backbone(described.backbone, weights=described.weights, **described.backbone_options)
-
-
-def build_encoder(config: Config, benchmark: Benchmark, class_names: Sequence[str], network: StagedNetwork) -> Encoder:
-    """The encoder that the resolved configuration describes, on ``network``."""
-    assert config.model.dim != "auto"
-    described = encoder_config(config.model, config.model.dim, benchmark)
-    encoder = Encoder(described, class_names, backbone=network)
-    assert config.model.freeze_batch_norm != "auto"
-    encoder.freeze_batch_norm(config.model.freeze_batch_norm)
-    return encoder
-
-
-def training_feeds(config: Config, encoder: Encoder, reporter: Reporter) -> Feeds:
-    """The batches of a run, read as the configuration says."""
-    return Feeds(
-        encoder,
-        reporter=reporter,
-        augment=config.data.augment,
-        seed=config.train.seed,
-        views=config.train.views,
-        cache_bytes=config.data.cache_gigabytes * 1e9,
-        workers=config.data.num_workers,
-    )
+    if directory is not None and dist.is_main():
+        write_card(run, directory.card_file)
+    return run
 
 
 def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
-    """What untrained embeddings reach on the test items."""
-    reports = measure_baseline(
-        prepared.encoder, prepared.feeds, prepared.benchmark, features, seed=prepared.config.train.seed
-    )
+    """What untrained embeddings reach on the test items, or those of the run that training starts from."""
+    encoder, feeds, benchmark, train = prepared.encoder, prepared.feeds, prepared.benchmark, prepared.config.train
+    if train.start is None:
+        reports = measure_baseline(encoder, feeds, benchmark, features, seed=train.seed)
+    else:
+        reports = {f"{Path(train.start).name}, as it was": measure_encoder(encoder, feeds, benchmark, seed=train.seed)}
     if directory is not None and dist.is_main():
-        directory.write_baseline(reports)
+        directory.write_reports(directory.baseline_file, reports)
     return reports
 
 
@@ -306,6 +309,12 @@ def _start(
 ) -> tuple[Config, Head | None]:
     """Decide where the head starts and how long it trains, and put head and centres there; the head, if not random."""
     config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
+    if config.train.start is not None:
+        initialize_centers(loss, encoder, features, labels)
+        kept = keep_centers(loss, encoder.class_names, config.train.start)
+        new = counted(len(encoder.class_names) - kept, "class")
+        reporter.note(f"starts from {config.train.start}: centres of {counted(kept, 'class')} kept, {new} new")
+        return replace(config, train=replace(config.train, interpolate=1.0)), None
     # Held out is what the test holds out: other classes, or other items of the same classes.
     same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
     splits = (instance_splits if same_classes else class_splits)(labels)
@@ -313,7 +322,9 @@ def _start(
     def build_trial_loss(num_classes: int) -> Loss:
         return shard(build_configured_loss(config, num_classes))
 
-    problem = HeadProblem(encoder, features, labels, training, splits, build_trial_loss, device)
+    problem = HeadProblem(
+        encoder, features, labels, training, splits, build_trial_loss, device, config.model.dims or (encoder.dim,)
+    )
     config = choose(config, problem, reporter)
     if config.model.head_init == "random":
         return config, None
@@ -323,31 +334,19 @@ def _start(
     return config, start
 
 
-def encoder_config(model: ModelConfig, dim: int | None, benchmark: Benchmark) -> EncoderConfig:
-    """What the resolved configuration says of the encoder for the items of ``benchmark``; no head if no ``dim``."""
-    items = benchmark.train.items
-    assert model.pooling != "auto"
-    return EncoderConfig(
-        backbone=model.backbone,
-        dim=dim,
-        pooling=model.pooling,
-        layer_norm=bool(model.layer_norm),
-        pretrained=not model.backbone.startswith(CUSTOM),
-        weights=model.weights,
-        input_size=model.input_size,
-        eval_size=model.eval_size,
-        hidden=model.hidden or None,
-        in_features=items.values.shape[1] if isinstance(items, Vectors) else None,
-    )
-
-
 def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchmark:
-    if isinstance(data, Benchmark):
-        return data
+    if not isinstance(data, Benchmark | tuple):
+        return load_data(config, reporter)
     if isinstance(data, tuple):
         items, labels = data
-        return make_benchmark(items, labels, split=config.data.split, test_share=config.data.test_share)
-    return load_data(config, reporter)
+        data = make_benchmark(items, labels, split=config.data.split, test_share=config.data.test_share)
+    return data if config.data.exclude is None else exclude_items(data, Path(config.data.exclude))
+
+
+def _calibrate(source: str, embedded: Embeddings, trained: Sequence[str]) -> Calibration | None:
+    """The calibration on classes that were not trained on, if there are enough of them."""
+    unseen = unseen_embeddings(embedded, trained)
+    return None if unseen is None else dist.from_main(lambda: calibrate(unseen, source=source))
 
 
 def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:
@@ -359,10 +358,3 @@ def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:
     with naming_file(folder):
         whole.centers = nn.Parameter(dist.rows_on_main(part.centers.detach(), folder))
     return whole
-
-
-def _save_loss(loss: Loss, directory: RunDir) -> None:
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in loss.state_dict().items()}
-    if tensors:
-        with atomic_write(directory.centers_file) as temporary:
-            write_tensors(temporary, tensors)

@@ -1,0 +1,78 @@
+"""What a search says: verdict, probabilities, votes, and their table and JSON."""
+
+import numpy as np
+import pytest
+import torch
+
+from softtriple.metrics.calibration import GallerySize
+from softtriple.search import Hit, Item
+from softtriple.training.answers import answers_json, format_answer, make_answer, nearest_centers, weighted_vote
+
+HITS = [Hit(Item("1", 0, "a", "/x/y.png"), 0.5), Hit(Item("2", 1, "long name\x1b[31m", "a\ntext"), -0.25)]
+SIZE = GallerySize(classes=5.0, threshold=0.6, slope=4.0, intercept=-2.0)
+
+
+def test_the_table_is_aligned_and_plain() -> None:
+    assert format_answer("q", make_answer(HITS, None)).splitlines() == [
+        "q",
+        "rank   score  class           item",
+        "   1   0.500  a               /x/y.png",
+        "   2  -0.250  long name [31m  a text",
+    ]
+    assert format_answer("q", make_answer([], None)) == "q: nothing found"
+
+
+def test_the_table_of_a_calibrated_run() -> None:
+    assert format_answer("q", make_answer(HITS[:1], SIZE)).splitlines() == [
+        "q",
+        "none of these: the best match is below 0.600",
+        "rank   score  probability  class  item",
+        "   1   0.500         0.50  a      /x/y.png",
+    ]
+    rejected = make_answer(HITS, SIZE, unknown="reject")
+    assert format_answer("q", rejected).splitlines() == ["q", "none of these: the best match is below 0.600"]
+
+
+@pytest.mark.parametrize(("threshold", "known"), [(0.4, True), (0.5, True), (0.51, False)])
+def test_the_best_match_decides(threshold: float, known: bool) -> None:
+    size = GallerySize(classes=5.0, threshold=threshold, slope=4.0, intercept=-2.0)
+    flagged, rejected = (make_answer(HITS, size, unknown=how) for how in ("flag", "reject"))
+    assert flagged.known is rejected.known is known
+    assert list(flagged) == HITS
+    assert len(rejected) == (2 if known else 0)
+    assert flagged.probabilities == pytest.approx([0.5, 1 / (1 + np.exp(3))])
+
+
+def test_scores_below_the_least_are_left_out() -> None:
+    answer = make_answer(HITS, SIZE, min_score=0.0)
+    assert list(answer) == HITS[:1]
+    assert answer[0] == HITS[0]
+    assert len(answer.probabilities or ()) == 1
+
+
+def test_votes_are_weighted_by_probability_or_score() -> None:
+    hits = [
+        Hit(Item(str(n), 0, name, ""), score) for n, (name, score) in enumerate([("a", 0.9), ("b", 0.6), ("b", 0.5)])
+    ]
+    assert make_answer(hits, None).vote == pytest.approx(("b", 0.55, 0.1))
+    steep = GallerySize(classes=5.0, threshold=0.6, slope=40.0, intercept=-32.0)
+    vote = make_answer(hits, steep).vote
+    assert vote is not None
+    assert vote.class_name == "a"
+    assert weighted_vote([], []) is None
+    assert weighted_vote(["a"], [0.0]) is None
+
+
+def test_the_nearest_centre_by_hand() -> None:
+    centers = torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [-1.0, 0.0]]])
+    query = np.array([[0.6, 0.8]], dtype=np.float32)
+    (decision,) = nearest_centers(query, centers, ["a", "b"])
+    assert decision == pytest.approx(("a", 0.8, 1.4))
+    assert nearest_centers(query, None, ["a", "b"]) == [None]
+
+
+def test_json_keeps_its_keys_and_adds_to_them() -> None:
+    ((told,), (plain,)) = (answers_json(["q"], [make_answer(HITS, size)])["queries"] for size in (SIZE, None))
+    assert (told["query"], told["known"], told["threshold"]) == ("q", False, 0.6)
+    assert set(told["hits"][0]) == {"id", "label", "class_name", "source", "score", "probability"}
+    assert plain["known"] is plain["threshold"] is plain["hits"][0]["probability"] is None
