@@ -18,8 +18,9 @@ from softtriple.metrics import ClassResult, KMeansRuns, Report
 from softtriple.progress import Reporter
 from softtriple.report import write_page
 from softtriple.report.centers import count_centers
-from softtriple.report.page import Method, Page, render_page
+from softtriple.report.page import Page, render_page
 from softtriple.report.pictures import CenterGroup, ClassCenters, Neighbor, Query
+from softtriple.report.tables import Method
 from softtriple.training import Run, train
 from softtriple.training import run as run_module
 from softtriple.training.baseline import verdict
@@ -219,6 +220,20 @@ def test_a_metric_that_one_report_lacks_is_a_dash():
     assert (rows["Recall@2"], rows["Recall@8"]) == (["–", "62.50"], ["75.00", "–"])
 
 
+def test_shorter_embeddings_have_a_table_of_their_own():
+    shorter = replace(SOFTTRIPLE, prefixes={16: replace(REPORT, recall={1: 0.4}), 64: REPORT})
+    tree = page_of(shorter)
+    assert "Shorter embeddings" in headings(tree)
+    assert table_rows(tree, 1) == [
+        ["Dimensions", "R@1", "MAP@R"],
+        ["16", "40.00 40.00 to 60.00", "12.50"],
+        ["64", "50.00 40.00 to 60.00", "12.50"],
+    ]
+    both = page_of(shorter, SOFTMAX)
+    assert table_rows(both, 1)[1][3:] == ["–", "–"]
+    assert "Shorter embeddings" not in headings(page_of(SOFTTRIPLE))
+
+
 def test_queries_left_out_are_named():
     report = replace(REPORT, num_without_positives=3, num_zero_vectors=2)
     shown = text(page_of(replace(SOFTTRIPLE, report=report)))
@@ -235,6 +250,17 @@ def test_sections_without_content_are_left_out():
         "Centres of some classes",
         "Hardest classes",
     ]
+
+
+def test_examples_are_grouped_by_the_reason_why_they_are_shown():
+    shown = [
+        replace(queries(True)[0], reason=reason) for reason in ("Most confident errors", "Most confident errors", "x")
+    ]
+    tree = page_of(replace(NOTHING, queries=tuple(shown)))
+    lists = tree.findall(".//ol[@class='queries']")
+    assert [len(one.findall("li")) for one in lists] == [2, 1]
+    titles = [text(heading) for heading in tree.findall(".//section/h3")]
+    assert titles == ["Most confident errors the nearest neighbour has another class and the highest similarity", "x"]
 
 
 def test_wrong_neighbors_are_marked_in_words_too():

@@ -36,14 +36,14 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.25,
 }
 _INK = "#010203"  # stands for the colour of the text around a chart
-_ON_PAGE: dict[Any, Any] = {
+ON_PAGE: dict[Any, Any] = {
     **STYLE,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     "font.size": 11,
     "grid.color": _INK,
     "grid.alpha": 0.15,
 }
-_INCHES = (5.0, 3.2)
+PAGE_INCHES = (5.0, 3.2)
 
 
 # Charts inside a page: SVG elements that take the colour of its text
@@ -61,8 +61,8 @@ def recall_curves(recalls: Sequence[Sequence[tuple[int, float]]]) -> Markup:
 
 
 def _curves(lines: Sequence[Sequence[tuple[int, float]]], name: str, ylabel: str, description: str) -> Markup:
-    with matplotlib.rc_context(_ON_PAGE):
-        figure = Figure(figsize=_INCHES, layout="constrained")
+    with matplotlib.rc_context(ON_PAGE):
+        figure = Figure(figsize=PAGE_INCHES, layout="constrained")
         axes = figure.add_subplot(xlabel="epoch", ylabel=ylabel)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.grid(axis="y")
@@ -70,7 +70,7 @@ def _curves(lines: Sequence[Sequence[tuple[int, float]]], name: str, ylabel: str
             color, dashes = line_style(place)
             epochs, values = [epoch for epoch, _ in points], [value for _, value in points]
             axes.plot(epochs, values, color=color, dashes=dashes, linewidth=2, marker=".", markersize=6)
-        return _element(figure, name, description)
+        return page_element(figure, name, description)
 
 
 def line_sample(place: int) -> Markup:
@@ -84,8 +84,8 @@ def line_sample(place: int) -> Markup:
 def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> Markup:
     """How many classes have 1 to ``most`` distinct centres, in the colour of the method at ``place``."""
     sizes, classes = zip(*sorted(Counter(distinct_centers).items()), strict=True)
-    with matplotlib.rc_context(_ON_PAGE):
-        figure = Figure(figsize=_INCHES, layout="constrained")
+    with matplotlib.rc_context(ON_PAGE):
+        figure = Figure(figsize=PAGE_INCHES, layout="constrained")
         axes = figure.add_subplot(xlabel="distinct centres", ylabel="classes", xlim=(0.4, most + 0.6))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True, min_n_ticks=1))
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, min_n_ticks=1))
@@ -93,7 +93,7 @@ def center_histogram(distinct_centers: Sequence[int], most: int, place: int) -> 
         axes.bar_label(bars, padding=2)
         axes.margins(y=0.12)
         words = ", ".join(f"{size} in {counted(count, 'class')}" for size, count in zip(sizes, classes, strict=True))
-        return _element(figure, f"centers-{place}", f"Distinct centres: {words}")
+        return page_element(figure, f"centers-{place}", f"Distinct centres: {words}")
 
 
 def line_style(place: int) -> tuple[str, tuple[float, ...]]:
@@ -157,9 +157,9 @@ def _smaller_image(png_address: re.Match[bytes]) -> bytes:
     return b"data:image/jpeg;base64," + base64.b64encode(smaller.getvalue())
 
 
-def _element(figure: Figure, name: str, description: str) -> Markup:
+def page_element(figure: Figure, name: str, description: str) -> Markup:
     """The figure as an element of a page, which decides its size; all its ids start with ``name``."""
-    content = _save(figure, _ON_PAGE, format="svg", transparent=True).decode("utf-8")
+    content = _save(figure, ON_PAGE, format="svg", transparent=True).decode("utf-8")
     _, opening, content = re.split(r"(<svg[^>]*>)", content, maxsplit=1)
     (view_box,) = re.findall(r'viewBox="[^"]*"', opening)
     # A style element inside the SVG would apply to the whole page.

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from jaxtyping import UInt8
 from PIL import Image
+from torch import Tensor
 
 from softtriple.data import ImageArray, ImageFiles, ImageList, Split, Texts, decode_image
 from softtriple.data.images import center_crop, resize_short_side
-from softtriple.data.sampling import stream
+from softtriple.data.sampling import Rows, stream
 from softtriple.losses.centers import MERGED, count_distinct, nearest_centers
 from softtriple.metrics import Embeddings
 from softtriple.search import nearest
@@ -22,6 +23,7 @@ SIDE = 96
 MOST_CHARACTERS = 160
 NUM_CLASSES = 6
 PICTURES_PER_CENTER = 8
+SEARCHED, CANDIDATES = 5000, 32  # queries among which telling ones are sought, and their neighbours
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +38,12 @@ class Neighbor:
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """A query and its nearest neighbours, most similar first."""
+    """A query and its nearest neighbours, most similar first, and why it is shown."""
 
     picture: Picture
     class_name: str
     neighbors: tuple[Neighbor, ...]
+    reason: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +77,51 @@ def picture(split: Split, row: int) -> Picture:
             return f"row {row}"
 
 
-def example_queries(embeddings: Embeddings, split: Split, *, num_queries: int, num_neighbors: int) -> tuple[Query, ...]:
-    """A few items of ``split`` with their nearest neighbours in it; the items depend on nothing but its size."""
-    rows = np.sort(stream("queries to show", 0).permutation(len(split))[:num_queries])
+def example_rows(split: Split, number: int) -> Rows:
+    """A few rows of ``split``, which depend on nothing but its size."""
+    return np.sort(stream("queries to show", 0).permutation(len(split))[:number])
+
+
+def telling_rows(embeddings: Embeddings, number: int) -> dict[str, Rows]:
+    """``number`` rows of each kind that teaches something, of different classes where possible, by the reason.
+
+    Large sets are sampled.
+    """
+    labels = embeddings.labels
+    rows = torch.from_numpy(np.sort(stream("telling queries", 0).permutation(len(labels))[:SEARCHED]))
+    found = nearest(embeddings.vectors[rows], embeddings.vectors, min(CANDIDATES, len(labels)))
+    itself = found.rows == rows[:, None]
+    itself[:, -1] |= ~itself.any(dim=1)  # pushed out by copies: leave out the last instead
+    shape = (len(rows), found.rows.shape[1] - 1)
+    scores, same = found.scores[~itself].view(shape), (labels[found.rows] == labels[rows, None])[~itself].view(shape)
+    if not shape[1]:
+        return {}
+    best = scores[:, 0]
+    other = torch.where(same, -2.0, scores).amax(dim=1)
+    wrong, right = ~same[:, 0], same[:, 0] & (other > -2)
+    kinds = {
+        "Most confident errors": rows[wrong][best[wrong].argsort(descending=True, stable=True)],
+        "Hardest correct": rows[right][(best - other)[right].argsort(stable=True)],
+    }
+    chosen = {reason: _of_different_classes(ordered, labels, number) for reason, ordered in kinds.items()}
+    return {reason: some for reason, some in chosen.items() if len(some)}
+
+
+def _of_different_classes(ordered: Tensor, labels: Tensor, number: int) -> Rows:
+    """The first ``number`` rows, those of a class that came before moved to the end."""
+    seen: set[int] = set()
+    first: list[int] = []
+    again: list[int] = []
+    for row in ordered.tolist():
+        (again if int(labels[row]) in seen else first).append(row)
+        seen.add(int(labels[row]))
+    return np.array([*first, *again][:number], dtype=np.int64)
+
+
+def example_queries(
+    embeddings: Embeddings, split: Split, *, rows: Rows, num_neighbors: int, reason: str = ""
+) -> tuple[Query, ...]:
+    """The items of ``split`` in ``rows`` with their nearest neighbours in it."""
     neighbors = nearest(embeddings.vectors[rows], embeddings.vectors, num_neighbors + 1)
     labels = embeddings.labels.tolist()
 
@@ -91,6 +136,7 @@ def example_queries(embeddings: Embeddings, split: Split, *, num_queries: int, n
                 )
                 for other, score in others[:num_neighbors]
             ),
+            reason,
         )
 
     return tuple(map(query, rows.tolist(), neighbors.rows.tolist(), neighbors.scores.tolist()))
