@@ -21,6 +21,8 @@ from PIL import Image
 from softtriple.errors import UserError
 from softtriple.interop import export
 from softtriple.interop.export import FORMATS, OPSET, describe, export_encoder
+from softtriple.losses import SoftTripleLoss
+from softtriple.losses.pairs import SemiHardTripletLoss
 from softtriple.models import Encoder
 
 # Of the loader, here and at every user's.
@@ -168,6 +170,37 @@ def check(encoder: Encoder, format: str, file: Path) -> None:
     items, rows = items_for(encoder)
     found = FORMATS[format].run(file, torch.from_numpy(rows))
     np.testing.assert_allclose(found, encoder.embed(items), atol=1e-5)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_centres_inside_classify(format: str, tmp_path: Path) -> None:
+    encoder, loss = build("mlp"), SoftTripleLoss(3, 4, 2)
+    encoder.class_names = ("a", "b", "c")
+    file = tmp_path / f"classifier{FORMATS[format].suffix}"
+    made = export_encoder(encoder, file, format, loss=loss)
+    assert made.description["classes"]["shape"] == ["batch", 3]
+    items, rows = items_for(encoder)
+    vectors = encoder.embed(items)
+    found = FORMATS[format].run(file, torch.from_numpy(rows))
+    expected = loss.similarities(torch.from_numpy(vectors)).detach().numpy()
+    np.testing.assert_allclose(found, np.concatenate([vectors, expected], axis=1), atol=1e-5)
+    if format == "onnx":
+        assert [output.name for output in onnx.load(file).graph.output] == ["vectors", "similarities"]
+    with pytest.raises(UserError, match="SemiHardTripletLoss has no centres"):
+        export_encoder(encoder, tmp_path / "other.pt", "torchscript", loss=SemiHardTripletLoss(3, 4))
+
+
+def test_eight_bit_weights(tmp_path: Path) -> None:
+    encoder = build("conv-small")
+    full, small = (export_encoder(encoder, tmp_path / f"{int8}.onnx", int8=int8) for int8 in (False, True))
+    assert small.file.stat().st_size < full.file.stat().st_size
+    assert small.description == {**full.description, "weights": "int8"}
+    items, rows = items_for(encoder)
+    found = FORMATS["onnx"].run(small.file, torch.from_numpy(rows))
+    cosines = (found * encoder.embed(items)).sum(axis=1)
+    assert 0.99 < cosines.min() < 1 - 1e-9
+    with pytest.raises(UserError, match="--int8"):
+        export_encoder(encoder, tmp_path / "encoder.pt", "torchscript", int8=True)
 
 
 def test_the_encoder_stays_as_it_was(tmp_path: Path) -> None:

@@ -73,6 +73,40 @@ def test_similarities_are_those_of_the_loss(digits, fitted: SoftTripleEmbedding)
     assert np.array_equal(fitted.predict(digits[1]), expected.argmax(axis=1))
 
 
+def test_probabilities_add_up_and_agree_with_the_prediction(digits, fitted: SoftTripleEmbedding) -> None:
+    _, held_out, _, truth = digits
+    shares = fitted.predict_proba(held_out)
+    assert shares.shape == (len(held_out), 10)
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    assert np.array_equal(fitted.classes_[shares.argmax(axis=1)], fitted.predict(held_out))
+    said, right = shares.max(axis=1), fitted.predict(held_out) == truth
+    assert abs(said.mean() - right.mean()) < 0.05
+
+
+@pytest.mark.parametrize("unknown", [-1, "unknown"])
+def test_rows_of_another_class_are_unknown_on_request(unknown: int | str) -> None:
+    X, y = load_digits(return_X_y=True)
+    names = y if unknown == -1 else np.array([f"digit {label}" for label in y])
+    known = y < 8
+    train, test = np.flatnonzero(known)[::3], np.flatnonzero(known)[1::3]
+    model = SoftTripleEmbedding(epochs=5, unknown=unknown, false_reject=0.05, random_state=0)
+    model.fit(X[train], names[train])
+    rejected = (model.predict(X[test]) == unknown).mean()
+    assert 0.01 < rejected < 0.12
+    assert (model.predict(X[~known]) == unknown).mean() > 0.5
+    assert set(model.predict(X)) == {*names[known], unknown}
+    assert list(model.classes_) == sorted(set(names[known]))
+
+
+@pytest.mark.parametrize("unknown", [1, "unknown"])
+def test_the_answer_for_unknown_rows_cannot_be_a_class(unknown: int | str) -> None:
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(ValueError, match=r"'unknown' .* not one of them"):
+        SoftTripleEmbedding(unknown=unknown).fit(X, y)
+    with pytest.raises(ValueError, match="at least two items"):
+        SoftTripleEmbedding(unknown=-1).fit(X[:101], y[:101])
+
+
 def test_the_same_seed_gives_the_same_and_leaves_torch_alone() -> None:
     X, y = load_iris(return_X_y=True)
     before = torch.get_rng_state()
@@ -156,6 +190,7 @@ def test_classes_of_several_modes() -> None:
         ({"epochs": 0}, "'epochs' .* an int .* Got 0"),
         ({"learning_rate": -1.0}, "'learning_rate' .* a float .* Got -1.0"),
         ({"center_learning_rate": np.nan}, "'center_learning_rate' .* a float .* Got nan"),
+        ({"false_reject": 1.0}, "'false_reject' .* a float .* Got 1.0"),
         ({"hidden_layer_sizes": (0,)}, r"'hidden_layer_sizes' .* ints .* Got \(0,\)"),
         ({"hidden_layer_sizes": 16}, r"'hidden_layer_sizes' .* such as \(16,\)\. Got 16"),
     ],

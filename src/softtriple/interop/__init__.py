@@ -1,1 +1,1 @@
-"""Bridges to other tools: a scikit-learn estimator, and export to ONNX, TorchScript and torch.export."""
+"""Bridges to other tools: scikit-learn, the Trainer of sentence-transformers, ONNX, TorchScript and torch.export."""

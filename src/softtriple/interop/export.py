@@ -22,11 +22,15 @@ from torch import Tensor, nn
 
 from softtriple.errors import UserError, did_you_mean
 from softtriple.files import atomic_write
+from softtriple.interop.quantize import quantize_weights
+from softtriple.losses import Loss
+from softtriple.losses.centers import CenterLoss
 from softtriple.models import Encoder, Preprocess
 from softtriple.models.backbones.text import LETTERS, MOST_CHARACTERS, HashedNgrams
 
 OPSET = 18
 TOLERANCE = 1e-4  # largest allowed difference of any embedding value from the encoder's
+INT8_TOLERANCE = 0.1  # the same with 8-bit weights
 KEY = "softtriple"
 _EXTRA_FILE = f"{KEY}.json"
 
@@ -44,24 +48,30 @@ class Exported(NamedTuple):
 
 
 class _Graph(nn.Module):
-    """The encoder with the normalisation of images inside: takes cropped images, vectors, or rows of token numbers."""
+    """The encoder with the normalisation of images inside: takes cropped images, vectors, or rows of token numbers.
 
-    def __init__(self, encoder: Encoder) -> None:
+    With the ``loss``, whose centres become part of it, it also gives the similarity to each class.
+    """
+
+    def __init__(self, encoder: Encoder, loss: CenterLoss | None) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.loss = encoder, loss
 
-    def forward(self, items: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
+    def forward(
+        self, items: Num[Tensor, "batch ..."]
+    ) -> Float[Tensor, "batch dim"] | tuple[Float[Tensor, "batch dim"], Float[Tensor, "batch classes"]]:
         inputs = self.encoder.prepare(items) if self.encoder.takes == "image" else items
         vectors: Tensor = self.encoder(inputs)
-        return vectors
+        return vectors if self.loss is None else (vectors, self.loss.compare(vectors, self.loss.centers))
 
 
 class _Traced(NamedTuple):
-    """The graph, two items to trace it with, the name of the input, its dynamic axes, and the description as JSON."""
+    """The graph, two items to trace it with, the names of input and outputs, dynamic axes, the description as JSON."""
 
     graph: _Graph
     items: Num[Tensor, "batch ..."]
     name: str
+    outputs: list[str]
     dynamic: dict[int, Any]
     description: str
 
@@ -73,7 +83,7 @@ def _write_onnx(traced: _Traced, path: Path) -> None:
         dynamo=True,
         opset_version=OPSET,
         input_names=[traced.name],
-        output_names=["vectors"],
+        output_names=traced.outputs,
         dynamic_shapes=(traced.dynamic,),
         verbose=False,
     )
@@ -82,12 +92,11 @@ def _write_onnx(traced: _Traced, path: Path) -> None:
     program.save(str(path), external_data=False)
 
 
-def _run_onnx(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.ndarray, "batch dim"]:
+def _run_onnx(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.ndarray, "batch values"]:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (vectors,) = session.run(None, {session.get_inputs()[0].name: items.numpy()})
-    return np.asarray(vectors)
+    return np.concatenate(session.run(None, {session.get_inputs()[0].name: items.numpy()}), axis=1)
 
 
 def _write_torchscript(traced: _Traced, path: Path) -> None:
@@ -95,9 +104,8 @@ def _write_torchscript(traced: _Traced, path: Path) -> None:
     torch.jit.save(script, str(path), _extra_files={_EXTRA_FILE: traced.description})
 
 
-def _run_torchscript(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.ndarray, "batch dim"]:
-    vectors: Tensor = torch.jit.load(str(path))(items)  # type: ignore[no-untyped-call]
-    return vectors.numpy()
+def _run_torchscript(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.ndarray, "batch values"]:
+    return _side_by_side(torch.jit.load(str(path))(items))  # type: ignore[no-untyped-call]
 
 
 def _write_torch_export(traced: _Traced, path: Path) -> None:
@@ -105,13 +113,16 @@ def _write_torch_export(traced: _Traced, path: Path) -> None:
     torch.export.save(program, path, extra_files={_EXTRA_FILE: traced.description})
 
 
-def _run_torch_export(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.ndarray, "batch dim"]:
-    vectors: Tensor = torch.export.load(path).module()(items)
-    return vectors.numpy()
+def _run_torch_export(path: Path, items: Num[Tensor, "batch ..."]) -> Float[np.ndarray, "batch values"]:
+    return _side_by_side(torch.export.load(path).module()(items))
+
+
+def _side_by_side(outputs: Tensor | tuple[Tensor, ...]) -> Float[np.ndarray, "batch values"]:
+    return (outputs if isinstance(outputs, Tensor) else torch.cat(outputs, dim=1)).numpy()
 
 
 class _Format(NamedTuple):
-    """The suffix of a format, how to write a file, and how to run it the way users do."""
+    """The suffix of a format, how to write a file, and how to run it the way users do, to outputs side by side."""
 
     suffix: str
     write: Callable[[_Traced, Path], None]
@@ -126,10 +137,21 @@ FORMATS: dict[str, _Format] = {
 
 
 @torch.no_grad()
-def export_encoder(encoder: Encoder, path: Path, format: str = "onnx", *, force: bool = False) -> Exported:
+def export_encoder(
+    encoder: Encoder,
+    path: Path,
+    format: str = "onnx",
+    *,
+    loss: Loss | None = None,
+    int8: bool = False,
+    force: bool = False,
+) -> Exported:
     """Write ``encoder`` to ``path`` after checking that the file gives the same embeddings, to 1e-4, at any batch size.
 
-    An existing file is only overwritten with ``force``, and never if the export or the check fails.
+    With the ``loss`` that it was trained with, the file also gives the similarity to each class of
+    ``encoder.class_names``. With ``int8``, weights are stored as 8-bit integers, and vectors need only point in
+    almost the same direction. An existing file is only overwritten with ``force``, and never if the export or the check
+    fails.
     """
     if format not in FORMATS:
         raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
@@ -140,22 +162,30 @@ def export_encoder(encoder: Encoder, path: Path, format: str = "onnx", *, force:
         )
     if path.exists() and not force:
         raise UserError(f"{path} already exists. Use --force to overwrite it, or choose another --out")
+    if int8 and format != "onnx":
+        raise UserError(f"8-bit weights are for ONNX files, not for {format}; leave out --int8")
     if format == "onnx":
         _require_onnx()
+    if loss is not None and not isinstance(loss, CenterLoss):
+        raise UserError(f"{type(loss).__name__} has no centres to classify by; export the encoder alone")
+    loss = None if loss is None else copy.deepcopy(loss).to("cpu").requires_grad_(False)
     encoder = copy.deepcopy(encoder).eval().requires_grad_(False)
     encoder.to("cpu", memory_format=torch.contiguous_format)  # type: ignore[call-overload]  # required by torch.export
-    description = describe(encoder)
+    description = describe(encoder, classifies=loss is not None) | ({"weights": "int8"} if int8 else {})
     taken = description["input"]
     dynamic = {axis: torch.export.Dim(name) for axis, name in enumerate(taken["shape"]) if isinstance(name, str)}
     text = json.dumps(description, ensure_ascii=False)
-    traced = _Traced(_Graph(encoder).eval(), _items(encoder, 2), taken["name"], dynamic, text)
+    outputs = [description[name]["name"] for name in ("output", "classes") if name in description]
+    traced = _Traced(_Graph(encoder, loss).eval(), _items(encoder, 2), taken["name"], outputs, dynamic, text)
     with atomic_write(path) as temporary:
         try:
             with _quiet():
                 chosen.write(traced, temporary)
+                if int8:
+                    quantize_weights(temporary)
                 # Batch sizes other than the traced one, which a graph may have fixed.
                 batches = [_items(encoder, size) for size in (1, 3)]
-                errors = [chosen.run(temporary, batch) - traced.graph(batch).numpy() for batch in batches]
+                errors = [chosen.run(temporary, batch) - _side_by_side(traced.graph(batch)) for batch in batches]
                 difference = max(float(np.abs(error).max()) for error in errors)
         except OSError:
             raise
@@ -164,16 +194,22 @@ def export_encoder(encoder: Encoder, path: Path, format: str = "onnx", *, force:
             raise UserError(
                 f"cannot export {encoder.config.backbone} as {format} ({reason}); try another --format"
             ) from error
-        if not difference <= TOLERANCE:
+        if not difference <= (tolerance := INT8_TOLERANCE if int8 else TOLERANCE):
             raise UserError(
                 f"{path} was not written: its embeddings differ from the encoder's by {difference:.2g}, more than "
-                f"{TOLERANCE:g}. Try another --format"
+                f"{tolerance:g}. {'Leave out --int8' if int8 else 'Try another --format'}"
             )
     return Exported(path, format, OPSET if format == "onnx" else None, difference, description)
 
 
-def describe(encoder: Encoder) -> dict[str, Any]:
+def describe(encoder: Encoder, *, classifies: bool = False) -> dict[str, Any]:
     """Everything needed to use an exported encoder: its input, the preprocessing, its output."""
+    classes = {
+        "name": "similarities",
+        "type": "float32",
+        "shape": ["batch", len(encoder.class_names)],
+        "meaning": "similarity to each class of class_names; the largest is the prediction",
+    }
     return {
         "softtriple": importlib.metadata.version("softtriple"),
         "backbone": encoder.config.backbone,
@@ -185,6 +221,7 @@ def describe(encoder: Encoder) -> dict[str, Any]:
             "meaning": "unit vectors: the dot product of two is their cosine similarity",
         },
         "class_names": list(encoder.class_names),
+        **({"classes": classes} if classifies else {}),
     }
 
 

@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from scipy.special import softmax
+from sklearn.base import BaseEstimator, ClassifierMixin, ClassNamePrefixFeaturesOutMixin, TransformerMixin, clone
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -35,6 +36,7 @@ from softtriple.training.fit import train_epoch
 from softtriple.training.optim import build_optimizer, set_rates
 
 MOST_COMPONENTS = 32
+FOLDS = 3  # for the threshold of unknown rows
 
 
 class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -51,6 +53,9 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         epochs: passes over the data; learning rates drop to a tenth for the last fifth of them.
         batch_size: items per optimiser step.
         learning_rate, center_learning_rate: learning rates of Adam for the map and for the centres.
+        unknown: what ``predict`` returns for a row that is like no class, such as -1; None always names a class. The
+            similarity to reach comes from three-fold cross-fitting, which takes three times as long.
+        false_reject: share of rows of the known classes for which ``predict`` may return ``unknown``.
         random_state: seed or generator for the initial weights and the order of items.
 
     Attributes:
@@ -58,6 +63,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         encoder_: the trained `Encoder`, in float64.
         loss_: the trained `SoftTripleLoss`, with the centres.
         loss_curve_: mean loss of each epoch.
+        threshold_: similarity to the most similar class below which a row is ``unknown``; only if that is given.
         n_features_in_, feature_names_in_: number and names of the features seen in ``fit``.
     """
 
@@ -75,6 +81,8 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         batch_size: int = 32,
         learning_rate: float = 1e-3,
         center_learning_rate: float = 1e-2,
+        unknown: Any = None,
+        false_reject: float = 0.05,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.n_components = n_components
@@ -88,6 +96,8 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.center_learning_rate = center_learning_rate
+        self.unknown = unknown
+        self.false_reject = false_reject
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any) -> "SoftTripleEmbedding":  # noqa: N803
@@ -98,6 +108,9 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         self.classes_, labels = np.unique(y, return_inverse=True)
         features, targets = torch.tensor(X, dtype=torch.float32), torch.tensor(labels, dtype=torch.int64)
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        if self.unknown is not None:
+            self._check_unknown(labels)
+            self.threshold_ = float(np.quantile(self._held_out_similarities(X, y, labels, seed), self.false_reject))
         with torch.random.fork_rng(devices=[]):  # leaves torch's global generator unchanged
             torch.manual_seed(seed)
             self.encoder_, self.loss_ = self._build(features, targets)
@@ -119,10 +132,20 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         similarities = self._similarities(X)
         return similarities[:, 1] - similarities[:, 0] if len(self.classes_) == 2 else similarities
 
+    def predict_proba(self, X: Any) -> Float[np.ndarray, "items classes"]:  # noqa: N803
+        """Probability of each class for each row of ``X``: the softmax of scaled similarities that the loss maximises.
+
+        It is among the known classes, whether or not the row is like any of them.
+        """
+        return np.asarray(softmax(self.scale * self._similarities(X), axis=1))
+
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
-        """The most similar class of each row of ``X``."""
-        nearest = self._similarities(X).argmax(axis=1)
-        return np.asarray(self.classes_[nearest])
+        """The most similar class of each row of ``X``, or ``unknown`` if that was asked for and none is similar."""
+        similarities = self._similarities(X)
+        nearest = np.asarray(self.classes_[similarities.argmax(axis=1)])
+        if self.unknown is None:
+            return nearest
+        return np.where(similarities.max(axis=1) < self.threshold_, self.unknown, nearest)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -141,7 +164,39 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
             self._require(name, "an int in the range [1, inf)", _is_size)
         for name in ("learning_rate", "center_learning_rate"):
             self._require(name, "a float in the range [0, inf)", _is_rate)
+        self._require("false_reject", "a float in the range [0, 1)", _is_share)
         self._require("hidden_layer_sizes", "an iterable of ints in the range [1, inf), such as (16,)", _are_sizes)
+
+    def _check_unknown(self, labels: Int64[np.ndarray, " items"]) -> None:
+        """ValueError if ``unknown`` could be mistaken for a class, or if a class is too small to cross-fit."""
+        same_kind = np.asarray(self.unknown).dtype.kind in {"i": "iu", "u": "iu"}.get(
+            self.classes_.dtype.kind, self.classes_.dtype.kind + "O"
+        )
+        if not same_kind or self.unknown in self.classes_.tolist():
+            raise UserError(
+                f"The 'unknown' parameter of {type(self).__name__} must be of the type of the classes "
+                f"({self.classes_.dtype}) and not one of them. Got {self.unknown!r} instead."
+            )
+        if len(self.classes_) < 2 or np.bincount(labels).min() < 2:
+            raise UserError(f"unknown = {self.unknown!r} needs two or more classes with at least two items each")
+
+    def _held_out_similarities(
+        self,
+        X: np.ndarray,  # noqa: N803
+        y: np.ndarray,
+        labels: Int64[np.ndarray, " items"],
+        seed: int,
+    ) -> Float[np.ndarray, " items"]:
+        """Similarity of each row to its most similar class, by models that were trained without the row."""
+        order = np.random.default_rng(seed).permutation(len(labels))
+        order = order[labels[order].argsort(kind="stable")]
+        fold = np.empty(len(labels), dtype=np.int64)
+        fold[order] = (np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])) % FOLDS
+        similarities = np.empty(len(labels))
+        for number in np.unique(fold):
+            model = clone(self).set_params(unknown=None, random_state=seed).fit(X[fold != number], y[fold != number])
+            similarities[fold == number] = model._similarities(X[fold == number]).max(axis=1)
+        return similarities
 
     def _require(self, name: str, expected: str, is_valid: Callable[[Any], bool]) -> None:
         if not is_valid(value := getattr(self, name)):
@@ -224,6 +279,10 @@ def _is_size(value: Any) -> bool:
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, Iterable) and all(map(_is_size, value))
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) < 1
 
 
 def _is_rate(value: Any) -> bool:
