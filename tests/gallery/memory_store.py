@@ -13,13 +13,16 @@ class MemoryStore:
         self.fingerprint = fingerprint
         self.dim = vectors.shape[1]
         self._items: dict[str, Stored] = {}
+        self._writes = 0
         self.put(items, vectors)
 
     def put(self, items: Sequence[Item], vectors: np.ndarray) -> None:
+        self._writes += 1
         for item, vector in zip(items, vectors, strict=True):
             self._items[item.id] = Stored(item, np.asarray(vector, dtype=np.float32))
 
     def delete(self, ids: Sequence[str]) -> int:
+        self._writes += 1
         return sum(self._items.pop(one, None) is not None for one in ids)
 
     def search(
@@ -55,6 +58,9 @@ class MemoryStore:
 
     def count(self) -> int:
         return len(self._items)
+
+    def version(self) -> str:
+        return str(self._writes)
 
     def build_index(self, kind: str = "auto") -> None:
         pass

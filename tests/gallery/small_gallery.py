@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from softtriple.gallery import Settings, create_app
 from softtriple.gallery.server import Server, listen
+from softtriple.metrics import Calibration, Embeddings, calibrate
 from softtriple.models import Encoder, EncoderConfig
 from softtriple.search import Item
 
@@ -32,8 +33,8 @@ class Collection:
     centers: Tensor
     ids: tuple[str, ...]
 
-    def app(self, settings: Settings | None = None):
-        return create_app(self.encoder, self.store, self.centers, settings)
+    def app(self, settings: Settings | None = None, **options):
+        return create_app(self.encoder, self.store, self.centers, settings, **options)
 
 
 def make_collection(folder: Path) -> Collection:
@@ -55,6 +56,16 @@ def make_collection(folder: Path) -> Collection:
         [torch.stack([blue[0], blue[0], -blue[0]]), torch.stack([green[0], -green[0], green.roll(1, 1)[0]])]
     )
     return Collection(folder, encoder, MemoryStore(items, vectors.numpy()), centers, tuple(item.id for item in items))
+
+
+def make_calibration() -> Calibration:
+    """One whose threshold is above any similarity in the collection but that of a copy."""
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(8), 6)
+    values = random.standard_normal((8, 4))[labels] + 0.01 * random.standard_normal((48, 4))
+    made = calibrate(Embeddings(torch.from_numpy(values).float(), torch.from_numpy(labels)), source="test classes")
+    sizes = tuple(replace(size, threshold=0.99999, slope=10.0, intercept=-9.0) for size in made.sizes)
+    return replace(made, sizes=sizes)
 
 
 def draw_disc(color: tuple[int, int, int], random: np.random.Generator) -> Image.Image:

@@ -118,12 +118,35 @@ def test_class_names_in_order(client: httpx.Client) -> None:
 
 def test_the_map_has_every_item(client: httpx.Client, collection: Collection) -> None:
     answer = client.get("/api/map").json()
-    assert answer["ids"] == list(collection.ids)
+    assert (answer["method"], answer["umap"]) == ("pca", "unavailable")
     assert len(answer["x"]) == len(answer["y"]) == len(answer["labels"]) == TOTAL
-    names = [answer["class_names"][label] for label in answer["labels"]]
-    assert names == [stored.item.class_name for stored in collection.store.get(answer["ids"])]
+    rows = client.get("/api/map/items", params={"version": answer["version"], "row": list(range(TOTAL))}).json()[
+        "items"
+    ]
+    assert [item["id"] for item in rows] == list(collection.ids)
+    assert [answer["class_names"][label] for label in answer["labels"]] == [item["class_name"] for item in rows]
     assert np.ptp(answer["x"]) >= np.ptp(answer["y"]) > 0
     assert 0 < answer["explained"] <= 1
+    assert client.get("/api/map/state").json() == {"version": answer["version"], "umap": "unavailable"}
+
+
+def test_columns_of_the_map_agree_with_the_pages_of_classes(client: httpx.Client) -> None:
+    answer = client.get("/api/map").json()
+    column = {
+        name: client.get("/api/map/column", params={"version": answer["version"], "column": name}).json()
+        for name in ("prediction", "center")
+    }
+    own = [answer["class_names"][label] for label in answer["labels"]]
+    taken = [column["prediction"]["names"][value] for value in column["prediction"]["values"]]
+    for name in COLORS:
+        page = client.get("/api/class", params={"class": name}).json()
+        here = [row for row, one in enumerate(own) if one == name]
+        right = sum(taken[row] == name for row in here)
+        assert page["summary"]["recall"] == pytest.approx(right / len(here))
+        numbers = [column["center"]["values"][row] for row in here]
+        counts = [center["count"] for center in page["centers"]]
+        assert [numbers.count(place) for place in range(len(counts))] == counts
+        assert numbers.count(-1) == (0 if counts else len(here))
 
 
 def test_thumbnails_are_small_images(client: httpx.Client) -> None:
@@ -144,6 +167,9 @@ def test_thumbnails_are_small_images(client: httpx.Client) -> None:
         ("/api/items?center=0", 422, "center: "),
         ("/api/items?class=blue&center=2", 404, "class 'blue' has 2 distinct centres"),
         ("/api/search/item?id=set/0-0.png&k=0", 422, "k: "),
+        ("/api/map?method=umap", 404, "unavailable"),
+        ("/api/map/items?version=old&row=0", 409, "changed"),
+        ("/api/map/column?version=old&column=center", 409, "changed"),
         ("/api/search/item", 422, "id: Field required"),
         ("/api/search/text?text=bird", 404, "takes images, not texts"),
         ("/api/search/image", 405, "GET"),
@@ -162,7 +188,8 @@ def test_every_address_is_described(client: httpx.Client) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
         "/health",
-        *(f"/api/{name}" for name in ("about", "items", "thumbnail", "classes", "class", "class-names", "map")),
+        *(f"/api/{name}" for name in ("about", "item", "items", "thumbnail", "classes", "class", "class-names", "map")),
+        *(f"/api/map/{name}" for name in ("column", "items", "state")),
         *(f"/api/search/{name}" for name in ("image", "text", "item")),
     }
     for methods in described["paths"].values():

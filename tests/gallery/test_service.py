@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 from starlette.exceptions import HTTPException
 from tests.gallery.memory_store import MemoryStore
-from tests.gallery.small_gallery import COLORS, PER_CLASS, Collection
+from tests.gallery.small_gallery import COLORS, PER_CLASS, Collection, make_calibration
 
 from softtriple.errors import UserError
 from softtriple.gallery import Settings
+from softtriple.gallery.schemas import MapAnswer
+from softtriple.gallery.searches import SearchQuery
 from softtriple.gallery.service import GalleryService
 from softtriple.models import Encoder
 from softtriple.search import Hit, Item
@@ -38,6 +40,22 @@ def test_thumbnails_of_files_and_of_embedded_images(collection: Collection, tmp_
     ):
         with pytest.raises(HTTPException, match=sentence):
             service.thumbnail(missing, "small")
+
+
+def test_a_calibrated_run_says_none_of_these(collection: Collection) -> None:
+    service = GalleryService(collection.encoder, collection.store, collection.centers, Settings(), make_calibration())
+    (copy,) = service.search([SearchQuery(3, collection.store.get([collection.ids[0]])[0].vector[None])])
+    assert copy.known is True
+    assert copy.threshold == 0.99999
+    assert [hit.probability for hit in copy.hits] == sorted((hit.probability for hit in copy.hits), reverse=True)
+    assert copy.vote is not None
+    assert copy.vote.class_name in COLORS
+    assert copy.by_centers is not None
+    assert copy.by_centers.class_name == "blue"
+    far = np.roll(collection.store.get([collection.ids[0]])[0].vector, 1)[None]
+    assert service.search([SearchQuery(3, far)])[0].known is False
+    (plain,) = GalleryService(collection.encoder, collection.store, None, Settings()).search([SearchQuery(3, far)])
+    assert plain.known is plain.threshold is plain.by_centers is plain.hits[0].probability is None
 
 
 def test_new_items_are_seen_without_a_restart(collection: Collection) -> None:
@@ -68,8 +86,10 @@ def test_a_large_store_is_measured_by_some_classes_and_knows_the_others(collecti
     summary = service.class_page(left_out).summary
     assert (summary.items, summary.recall, summary.confused) == (collection.store.classes()[left_out], None, [])
     assert service.items(0, 100, left_out).items == []
-    shown = service.map()
-    assert (len(shown.ids), shown.total) == (4, len(collection.ids))
+    shown = MapAnswer.model_validate_json(service.map())
+    assert (len(shown.x), shown.total) == (4, len(collection.ids))
+    with pytest.raises(HTTPException, match="4 items"):
+        service.map_items(shown.version, [4])
 
 
 def test_a_run_on_vectors_has_names_instead_of_images() -> None:
@@ -91,10 +111,10 @@ def test_a_run_on_texts_is_asked_by_text() -> None:
     items = [Item(f"sha256:{row}", 0, f"class {row // 2}", text) for row, text in enumerate(texts)]
     service = GalleryService(encoder, MemoryStore(items, encoder.embed(list(texts))), None, Settings())
     assert service.about().kind == "text"
-    answer = service.search_vector(service.embed_text("track a parcel"), 2, "class 1")
+    (answer,) = service.search([SearchQuery(2, service.embed_text("track a parcel"), "class 1")])
     assert (answer.hits[0].item.text, answer.hits[0].same_class) == ("track a parcel", True)
     assert answer.hits[0].item.has_picture is False
-    assert service.map().texts == list(texts)
+    assert [one.text for one in service.map_items(service.map_state().version, [2, 0]).items] == [texts[2], texts[0]]
     with pytest.raises(HTTPException, match="takes texts, not images"):
         service.embed_image(b"")
 
@@ -103,8 +123,10 @@ def test_scores_stay_within_the_range_of_a_cosine(collection: Collection, monkey
     item = Item("one", 0, "a", "")
     store = MemoryStore([item], np.eye(8, dtype=np.float32)[:1])
     service = GalleryService(collection.encoder, store, None, Settings())
-    monkeypatch.setattr(store, "search", lambda *_: [[Hit(item, 1.0000001), Hit(item, 0.25), Hit(item, -1.0000001)]])
-    answer = service.search_vector(np.eye(8, dtype=np.float32)[:1], 3, None)
+    monkeypatch.setattr(
+        store, "search", lambda *_, **__: [[Hit(item, 1.0000001), Hit(item, 0.25), Hit(item, -1.0000001)]]
+    )
+    (answer,) = service.search([SearchQuery(3, np.eye(8, dtype=np.float32)[:1])])
     assert [hit.score for hit in answer.hits] == [1.0, 0.25, -1.0]
 
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 from starlette.exceptions import HTTPException
 
-from softtriple.gallery.workers import Workers
+from softtriple.gallery.workers import Batches, Workers
 
 
 def test_work_returns_or_raises_in_the_event_loop() -> None:
@@ -36,6 +36,52 @@ def test_without_threads_the_answer_is_503(monkeypatch: pytest.MonkeyPatch) -> N
                 await workers.run(lambda: 1)
         assert (error.value.status_code, "Retry-After" in error.value.headers) == (503, True)
         assert await workers.run(lambda: 1) == 1, "later there are threads again"
+        workers.close()
+
+    asyncio.run(main())
+
+
+def test_questions_that_wait_are_answered_together() -> None:
+    batches: list[list[int]] = []
+    first, go_on = threading.Event(), threading.Event()
+
+    def double(numbers) -> list[int | Exception]:
+        batches.append(list(numbers))
+        first.set()
+        assert go_on.wait(60)
+        return [LookupError("three") if number == 3 else 2 * number for number in numbers]
+
+    async def main() -> None:
+        workers = Workers("test", threads=1, queue=0, seconds=60.0)
+        asking = Batches(workers, double)
+        tasks = [asyncio.create_task(asking.ask(1))]
+        while not first.is_set():
+            await asyncio.sleep(0.001)
+        tasks += [asyncio.create_task(asking.ask(number)) for number in (2, 3, 4, 5)]
+        await asyncio.sleep(0)
+        tasks[4].cancel()  # a client that goes away
+        await asyncio.sleep(0)
+        go_on.set()
+        one, two, three, four, _ = await asyncio.gather(*tasks, return_exceptions=True)
+        assert (one, two, four) == (2, 4, 8)
+        assert isinstance(three, LookupError)
+        assert await asking.ask(7) == 14
+        workers.close()
+
+    asyncio.run(main())
+    assert batches == [[1], [2, 3, 4, 5], [7]]
+
+
+def test_a_failure_is_that_of_every_question_of_its_batch() -> None:
+    def fail(numbers) -> list[int | Exception]:
+        raise LookupError("nothing here")
+
+    async def main() -> None:
+        workers = Workers("test", threads=1, queue=0, seconds=30.0)
+        asking = Batches(workers, fail)
+        for _ in range(2):
+            failures = await asyncio.gather(*(asking.ask(number) for number in range(3)), return_exceptions=True)
+            assert [type(failure) for failure in failures] == [LookupError] * 3
         workers.close()
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from softtriple.data.sampling import stream
+from softtriple.gallery.layout import digest_of
 from softtriple.losses.centers import MERGED, merge_groups, nearest_centers
 from softtriple.search import Item, Store, nearest
 
@@ -43,7 +44,7 @@ class Snapshot:
     labels: Int[Tensor, " items"]  # positions in class_names
     class_names: tuple[str, ...]
     sizes: Mapping[str, int]  # items of every class in the store, including classes that were not sampled
-    map_points: int = 10_000
+    map_points: int = 100_000
 
     @property
     def total(self) -> int:
@@ -90,9 +91,20 @@ class Snapshot:
         return {score.name: score for score in scores}
 
     @cached_property
+    def map_rows(self) -> Int[np.ndarray, " points"]:
+        """The rows of the items on the map: all, or ``map_points`` of them."""
+        return np.sort(np.array(self.order[: self.map_points], dtype=np.int64))
+
+    @cached_property
+    def digest(self) -> str:
+        """Identifies the items on the map and their embeddings."""
+        rows = self.map_rows
+        return digest_of([self.items[row].id for row in rows], self.vectors[rows].numpy())
+
+    @cached_property
     def projection(self) -> Projection:
-        """The first two principal components of all vectors, for at most ``map_points`` items."""
-        rows = np.sort(np.array(self.order[: self.map_points], dtype=np.int64))
+        """The first two principal components of all vectors, for the items on the map."""
+        rows = self.map_rows
         if not self.items:
             return Projection(rows, np.empty((0, 2)), 0.0)
         centered = self.vectors.double()

@@ -14,11 +14,17 @@ from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
+from softtriple.errors import UserError
 from softtriple.gallery import schemas
+from softtriple.gallery.changes import Changes
+from softtriple.gallery.compare import Other
+from softtriple.gallery.edits import add_edits
 from softtriple.gallery.images import Size
+from softtriple.gallery.searches import SearchQuery
 from softtriple.gallery.security import Guard, Settings, error_response
 from softtriple.gallery.service import GalleryService
-from softtriple.gallery.workers import Workers
+from softtriple.gallery.workers import Batches, Workers
+from softtriple.metrics import Calibration
 from softtriple.models import Encoder
 from softtriple.search import Store
 
@@ -28,14 +34,24 @@ ItemId = Annotated[str, Query(description="Id of a stored item", min_length=1, m
 ClassName = Annotated[str, Query(alias="class", description="Name of a class", min_length=1, max_length=1024)]
 QueryClass = Annotated[str | None, Query(alias="class", description="Class of the query, if known", max_length=1024)]
 OnlyClass = Annotated[str | None, Query(alias="class", description="Only items of this class", max_length=1024)]
+NO_CLASSES: list[str] = []
+OneClass = Annotated[str, Query(max_length=1024)]
+OnlyClasses = Annotated[
+    list[OneClass], Query(description="Search only items of this class; repeatable", max_length=100)
+]
 OnlyCenter = Annotated[
     int | None, Query(description="Only items nearest to this centre of the class, counted from 0", ge=0)
 ]
 QueryText = Annotated[str, Query(description="Text to search for", min_length=1, max_length=4000)]
 Offset = Annotated[int, Query(description="Number of items to skip", ge=0, le=2**31)]
 Limit = Annotated[int, Query(description="Largest number of items to return", ge=1, le=200)]
-ThumbnailSize = Annotated[Size, Query(description="Longer side: 256 or 800 pixels")]
+ThumbnailSize = Annotated[Size, Query(description="Longer side: 256, 800 or at most 3840 pixels")]
 Neighbors = Annotated[int, Query(description="Number of neighbours", ge=1, le=100)]
+MapMethod = Annotated[schemas.Method | None, Query(description="Projection; default: umap if it is ready")]
+MapVersion = Annotated[str, Query(description="Version that /api/map answered with", max_length=64)]
+MapProperty = Annotated[schemas.Column, Query(description="Property of the items")]
+MapRow = Annotated[int, Query(ge=0, le=2**31)]
+MapRows = Annotated[list[MapRow], Query(description="Rows of the map; repeatable", min_length=1, max_length=200)]
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": schemas.ErrorAnswer, "description": text}
@@ -43,6 +59,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         401: "A token is required.",
         403: "The request comes from a page of another site.",
         404: "No such item or class, or the run does not support this kind of query.",
+        409: "The store has changed since the version that was given.",
         408: "The request body arrived too slowly.",
         413: "Too many bytes or pixels.",
         415: "Not a readable image.",
@@ -56,24 +73,43 @@ _IMAGE_BODY = {"requestBody": {"required": True, "content": {"image/*": {"schema
 _IMAGE_ANSWER: dict[int | str, dict[str, Any]] = {200: {"content": {"image/webp": {}}}}
 
 
-def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings: Settings | None = None) -> FastAPI:
-    """The gallery of a run: its encoder, the store of its embeddings and, if its loss has them, its centres.
+def create_app(
+    encoder: Encoder,
+    store: Store,
+    centers: Tensor | None,
+    settings: Settings | None = None,
+    calibration: Calibration | None = None,
+    *,
+    layout_file: Path | None = None,
+    changes_log: Path | None = None,
+    other: Other | None = None,
+) -> FastAPI:
+    """The gallery of a run: its encoder, the store of its embeddings and, if it has them, its centres and calibration.
 
     ``centers`` has the shape (classes, k, dim), in the order of ``encoder.class_names``. The caller closes the store.
+    With a ``layout_file`` the map is laid out by UMAP in the background, and kept there. With a ``changes_log`` items
+    can be tagged, relabelled and deleted, which needs a token. With an ``other`` run a page compares both.
     """
     settings = settings or Settings()
-    service = GalleryService(encoder, store, centers, settings)
+    if changes_log is not None and settings.token is None:
+        raise UserError("a gallery that can be edited needs a token: Settings(token=...)")
+    changes = None if changes_log is None else Changes(store, changes_log)
+    service = GalleryService(encoder, store, centers, settings, calibration, layout_file, changes, other)
     seconds = settings.work_seconds
     # The encoder already uses all cores, and an overview is computed only once: one thread each.
     encoding = Workers("encoding", threads=1, queue=settings.max_encoding, seconds=seconds)
     analyzing = Workers("analyzing", threads=1, queue=settings.max_requests, seconds=seconds)
     reading = Workers("reading", threads=4, queue=settings.max_requests, seconds=seconds)
+    # Two at once: while one reads a store that has changed, the other answers from memory.
+    searching = Workers("searching", threads=2, queue=0, seconds=seconds)
+    searches = Batches(searching, service.search, at_once=2)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
-        for workers in (encoding, analyzing, reading):
+        for workers in (encoding, analyzing, reading, searching):
             workers.close()
+        service.close()
 
     app = FastAPI(
         title="softtriple gallery",
@@ -104,22 +140,31 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
         return await reading.run(service.about)
 
     @api.post("/search/image", tags=["search"], openapi_extra=_IMAGE_BODY)
-    async def search_image(request: Request, k: Neighbors = 24, query_class: QueryClass = None) -> schemas.SearchAnswer:
+    async def search_image(
+        request: Request, k: Neighbors = 24, query_class: QueryClass = None, only: OnlyClasses = NO_CLASSES
+    ) -> schemas.SearchAnswer:
         """Neighbours of an image. The request body is the image file."""
         data = await request.body()
         vector = await encoding.run(lambda: service.embed_image(data))
-        return await reading.run(lambda: service.search_vector(vector, k, query_class))
+        return await searches.ask(SearchQuery(k, vector, query_class, only=tuple(only)))
 
     @api.get("/search/text", tags=["search"])
-    async def search_text(text: QueryText, k: Neighbors = 24, query_class: QueryClass = None) -> schemas.SearchAnswer:
+    async def search_text(
+        text: QueryText, k: Neighbors = 24, query_class: QueryClass = None, only: OnlyClasses = NO_CLASSES
+    ) -> schemas.SearchAnswer:
         """Neighbours of a text, for runs on texts."""
         vector = await encoding.run(lambda: service.embed_text(text))
-        return await reading.run(lambda: service.search_vector(vector, k, query_class))
+        return await searches.ask(SearchQuery(k, vector, query_class, only=tuple(only)))
 
     @api.get("/search/item", tags=["search"])
-    async def search_item(id: ItemId, k: Neighbors = 24) -> schemas.SearchAnswer:
+    async def search_item(id: ItemId, k: Neighbors = 24, only: OnlyClasses = NO_CLASSES) -> schemas.SearchAnswer:
         """Neighbours of a stored item."""
-        return await reading.run(lambda: service.search_item(id, k))
+        return await searches.ask(SearchQuery(k, item_id=id, only=tuple(only)))
+
+    @api.get("/item", tags=["items"])
+    async def item(id: ItemId) -> schemas.ItemDetails:
+        """A stored item: its class, its file and its centre."""
+        return await analyzing.run(lambda: service.item(id))
 
     @api.get("/items", tags=["items"])
     async def items(
@@ -149,11 +194,35 @@ def create_app(encoder: Encoder, store: Store, centers: Tensor | None, settings:
         """One class: its recall, its centres and the items nearest to each."""
         return await analyzing.run(lambda: service.class_page(name))
 
-    @api.get("/map", tags=["classes"])
-    async def embedding_map() -> schemas.MapAnswer:
-        """Items on the first two principal components of their embeddings."""
-        return await analyzing.run(service.map)
+    @api.get("/map", tags=["map"], response_model=schemas.MapAnswer)
+    async def embedding_map(method: MapMethod = None) -> Response:
+        """Items in the plane: laid out by UMAP if that is ready, else on their first two principal components."""
+        return Response(await analyzing.run(lambda: service.map(method)), media_type="application/json")
 
+    @api.get("/map/state", tags=["map"])
+    async def map_state() -> schemas.MapState:
+        """Whether the UMAP layout is ready; faster than /api/map."""
+        return await analyzing.run(service.map_state)
+
+    @api.get("/map/column", tags=["map"])
+    async def map_column(version: MapVersion, column: MapProperty) -> schemas.MapColumn:
+        """The class that each item on the map is taken for, or the number of its centre."""
+        return await analyzing.run(lambda: service.map_column(version, column))
+
+    @api.get("/map/items", tags=["map"])
+    async def map_items(version: MapVersion, row: MapRows) -> schemas.MapItems:
+        """The items in some rows of the map."""
+        return await analyzing.run(lambda: service.map_items(version, row))
+
+    if other is not None:
+
+        @api.get("/compare", tags=["compare"])
+        async def compare() -> schemas.CompareAnswer:
+            """Metrics of two runs, and queries that only one of them gets right."""
+            return await analyzing.run(service.compare)
+
+    if changes is not None:
+        add_edits(api, changes, analyzing)
     app.include_router(api)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)

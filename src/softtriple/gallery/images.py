@@ -11,9 +11,10 @@ from starlette.exceptions import HTTPException
 
 from softtriple.data.images import FORMATS, ImageError, decode_image, to_rgb
 
-Size = Literal["small", "large"]
+Size = Literal["small", "large", "full"]
 
-PIXELS: dict[Size, int] = {"small": 256, "large": 800}  # of the longer side: about twice the size on the page
+# Of the longer side: about twice the size on the page, or as much as a screen can show.
+PIXELS: dict[Size, int] = {"small": 256, "large": 800, "full": 3840}
 CACHE_BYTES = 64_000_000
 
 _INLINE = "data:image/png;base64,"
@@ -50,7 +51,7 @@ class Thumbnails:
 
     def get(self, source: str, size: Size) -> bytes:
         """The thumbnail of the image at ``source``, as WebP."""
-        if size == "large":  # viewed one at a time, and large enough to push everything else out
+        if size != "small":  # viewed one at a time, and large enough to push everything else out
             return make_thumbnail(source, size)
         with self._lock:
             if source in self._cache:

@@ -1,10 +1,15 @@
 """Answers of the JSON API; /openapi.json is generated from them."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from softtriple.data.benchmark import Kind
+from softtriple.gallery.changes import Action
+from softtriple.gallery.layout import State
+
+Method = Literal["pca", "umap"]
+Column = Literal["prediction", "center"]
 
 
 class ErrorAnswer(BaseModel):
@@ -30,6 +35,8 @@ class About(BaseModel):
     trained_classes: int
     fingerprint: str
     max_bytes: int
+    edit: bool  # whether items can be tagged, relabelled and deleted
+    compared: list[str]  # names of the two runs that /api/compare compares, if any
 
 
 class ItemAnswer(BaseModel):
@@ -43,22 +50,62 @@ class ItemAnswer(BaseModel):
     text: str | None
     has_picture: bool
     taken_for: str | None = None
+    proposed: str | None = None  # another class, by someone who uses the gallery
+    tags: list[str] = []
+
+
+class ItemDetails(BaseModel):
+    """Everything about one item; what its image file says is null if there is none or it cannot be read.
+
+    ``center`` is the place of its centre on the page of its class, counted from 0, and ``centers`` their number.
+    """
+
+    item: ItemAnswer
+    path: str | None
+    content: str | None
+    width: int | None = None
+    height: int | None = None
+    bytes: int | None = None
+    center: int | None
+    centers: int
 
 
 class HitAnswer(BaseModel):
-    """A neighbour and its cosine similarity; ``same_class`` is null if the class of the query is unknown."""
+    """A neighbour and its cosine similarity; ``same_class`` is null if the class of the query is unknown.
+
+    ``probability`` is that of having the query's class if half of all queries are of classes that are not in the store;
+    null if the run is not calibrated.
+    """
 
     item: ItemAnswer
     score: float
     same_class: bool | None
+    probability: float | None = None
+
+
+class ClassDecision(BaseModel):
+    """The most likely class, what speaks for it, and by how much that is more than for the second class."""
+
+    class_name: str
+    score: float
+    margin: float
 
 
 class SearchAnswer(BaseModel):
-    """The neighbours of a query, best first; ``query`` is null unless the query is a stored item."""
+    """The neighbours of a query, best first; ``query`` is null unless the query is a stored item.
+
+    ``known`` is false if the best match is below ``threshold``: the answer is none of these. Both are null if the run
+    is not calibrated. ``vote`` is the decision of the neighbours, weighted by probability, or by score without one;
+    ``by_centers`` is that of the nearest centre of the classes that were trained on.
+    """
 
     query: ItemAnswer | None
     query_class: str | None
     hits: list[HitAnswer]
+    known: bool | None = None
+    threshold: float | None = None
+    vote: ClassDecision | None = None
+    by_centers: ClassDecision | None = None
 
 
 class ItemPage(BaseModel):
@@ -115,23 +162,105 @@ class CenterAnswer(BaseModel):
     items: list[ItemAnswer]
 
 
+class Mistake(BaseModel):
+    """An item whose nearest other item is of another class, and the items of that class nearest to it."""
+
+    item: ItemAnswer
+    nearest: list[HitAnswer]
+
+
 class ClassPage(BaseModel):
-    """A class and, if the run was trained on it, its centres."""
+    """A class, its mistakes (most similar to the wrong class first) and, if the run was trained on it, its centres."""
 
     summary: ClassSummary
+    mistakes: list[Mistake]
     centers_per_class: int | None
     centers: list[CenterAnswer]
     items: list[ItemAnswer]
 
 
-class MapAnswer(BaseModel):
-    """Items on the first two principal components, as columns; ``texts`` has the first characters of text items."""
+class MapState(BaseModel):
+    """Which map there is: ``version`` names the items and their order, ``umap`` says whether its layout is computed."""
 
-    ids: list[str]
-    texts: list[str] | None
+    version: str
+    umap: State
+
+
+class MapAnswer(MapState):
+    """Items in the plane, as columns; the place of an item in them is its row.
+
+    ``explained`` is the share of the variance if the map shows principal components.
+    """
+
+    method: Method
     x: list[float]
     y: list[float]
     labels: list[int]
     class_names: list[str]
-    explained: float
+    explained: float | None
     total: int
+
+
+class MapColumn(BaseModel):
+    """A property of every item on the map, as positions in ``names``; -1 where there is none."""
+
+    version: str
+    values: list[int]
+    names: list[str]
+
+
+class MapItems(BaseModel):
+    """The items in some rows of the map."""
+
+    items: list[ItemAnswer]
+
+
+class ComparedMetric(BaseModel):
+    """A metric of both runs; the 95 % interval of the difference is null where there is none."""
+
+    title: str
+    first: float
+    second: float
+    low: float | None
+    high: float | None
+
+
+class ComparedQuery(BaseModel):
+    """An item, and its neighbours by both runs."""
+
+    item: ItemAnswer
+    first: list[HitAnswer]
+    second: list[HitAnswer]
+
+
+class CompareAnswer(BaseModel):
+    """Two runs on the items that both stores hold.
+
+    ``only_first`` has queries that the first run gets right and the second wrong; ``counts`` are of queries that both,
+    only the first, only the second and neither get right.
+    """
+
+    names: list[str]
+    items: int
+    metrics: list[ComparedMetric]
+    counts: list[int]
+    only_first: list[ComparedQuery]
+    only_second: list[ComparedQuery]
+
+
+class Edit(BaseModel):
+    """A change of some items; ``value`` is a tag or a class."""
+
+    action: Action
+    ids: list[Annotated[str, Field(min_length=1, max_length=4096)]] = Field(min_length=1, max_length=20_000)
+    value: str = Field(default="", max_length=1024)
+
+
+class EditAnswer(BaseModel):
+    """How many items were changed, and the change that /api/undo would take back, in words."""
+
+    changed: int
+    last: str | None
+    relabelled: int
+    deleted: int
+    tagged: int

@@ -51,7 +51,7 @@ class Settings:
     max_requests: int = 256  # in progress
     max_encoding: int = 16  # queries waiting for the encoder, which takes one at a time
     analyzed_items: int = 100_000  # recall and map use a sample of larger stores
-    map_points: int = 10_000
+    map_points: int = 100_000
     recount_seconds: float = 60.0  # between checks whether classes have changed
 
     def __post_init__(self) -> None:

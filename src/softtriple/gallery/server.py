@@ -1,9 +1,10 @@
 """``softtriple serve``: uvicorn with limits on slow clients, and a shutdown that leaves no connection open."""
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -13,10 +14,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from softtriple.errors import UserError, counted
 from softtriple.gallery.app import create_app
+from softtriple.gallery.compare import Other
+from softtriple.gallery.layout import file_beside
 from softtriple.gallery.security import SECURITY_HEADERS, Settings, error_response, host_name, settings_for
 from softtriple.gallery.workers import RETRY_AFTER
+from softtriple.models import Encoder
 from softtriple.progress import Reporter
-from softtriple.search import open_store
+from softtriple.search import Store, open_store, resident
+from softtriple.search.resident import serving
 from softtriple.training import Run
 
 HEADER_BYTES = 16 * 1024
@@ -35,15 +40,41 @@ def serve(
     token: str | None,
     allow_public: bool,
     trust: bool = False,
+    edit: bool = False,
+    compare: tuple[str | Path, str] | None = None,
     reporter: Reporter,
 ) -> None:
-    """Show a run and its store in the browser until the server is stopped."""
+    """Show a run and its store in the browser until the server is stopped.
+
+    ``compare`` is another run and its store, for a page that compares both.
+    """
+    if edit and token is None:
+        token = secrets.token_urlsafe(12)
+        reporter.note(f"token for this server: {token} (choose your own with SOFTTRIPLE_TOKEN)")
     settings = settings_for(host, token, allow_public=allow_public)
     with listen(host, port) as listening:
         loaded = Run.load(run, trust=trust, reporter=reporter)
         encoder = loaded.encoder
-        with closing(open_store(store_uri, fingerprint=encoder.fingerprint(), dim=encoder.dim)) as store:
-            app = create_app(encoder, store, loaded.centers(), settings)
+        with ExitStack() as stores:
+            durable = stores.enter_context(closing(_open(encoder, store_uri)))
+            reporter.note(serving(durable).reason)
+            store = resident(durable)
+            other = None
+            if compare is not None:
+                second = Run.load(compare[0], trust=trust, reporter=reporter).encoder
+                names = (Path(run).resolve().name, Path(compare[0]).resolve().name)
+                other = Other(names, stores.enter_context(closing(_open(second, compare[1]))))
+            layout, log = (file_beside(store_uri, Path(run), ending) for ending in ("map.npz", "changes.jsonl"))
+            app = create_app(
+                encoder,
+                store,
+                loaded.centers(),
+                settings,
+                loaded.calibration,
+                layout_file=layout,
+                changes_log=log if edit else None,
+                other=other,
+            )
             name = f"[{host_name(host)}]" if ":" in host_name(host) else host
             url = f"http://{name}:{listening.getsockname()[1]}/"
             items = counted(store.count(), "item")
@@ -51,14 +82,22 @@ def serve(
             Server(app, settings).run(sockets=[listening])
 
 
+def _open(encoder: Encoder, uri: str) -> Store:
+    return open_store(uri, fingerprint=encoder.fingerprint(), dim=encoder.dim)
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket, or a UserError that names the options; uvicorn would log its own error and exit."""
     name = host_name(host)
     try:
-        return socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
+        listening = socket.create_server((name, port), family=socket.AF_INET6 if ":" in name else socket.AF_INET)
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]  # without the address, which Python repeats
         raise UserError(f"cannot listen on --host {host} --port {port} ({reason}); choose another") from error
+    # Connections inherit it. asyncio would set it, but not on a socket that, like this one, does not name its protocol.
+    # Without it the body of an answer waits for the client to acknowledge the head: 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 class Server(uvicorn.Server):

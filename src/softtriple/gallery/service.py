@@ -2,9 +2,12 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import Float
 from starlette.exceptions import HTTPException
 from torch import Tensor
@@ -13,45 +16,80 @@ from softtriple.data.benchmark import Kind
 from softtriple.data.images import ImageError
 from softtriple.errors import UserError, counted
 from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, take_snapshot
+from softtriple.gallery.changes import Changes
+from softtriple.gallery.compare import Comparison, Other, answer_of
+from softtriple.gallery.compare import compare as compare_stores
+from softtriple.gallery.details import image_file, mistakes
 from softtriple.gallery.images import Size, Thumbnails, decode_upload
+from softtriple.gallery.layout import UmapLayout
 from softtriple.gallery.schemas import (
     About,
     CenterAnswer,
+    ClassDecision,
     ClassList,
     ClassPage,
     ClassSummary,
+    Column,
+    CompareAnswer,
     Confusion,
     HitAnswer,
     ItemAnswer,
+    ItemDetails,
     ItemPage,
     MapAnswer,
+    MapColumn,
+    MapItems,
+    MapState,
+    Method,
+    Mistake,
     SearchAnswer,
 )
+from softtriple.gallery.searches import Searches, SearchQuery
 from softtriple.gallery.security import Settings
 from softtriple.losses.centers import MERGED, count_distinct
+from softtriple.metrics import Calibration
 from softtriple.models import Encoder
-from softtriple.search import Hit, Item, Store
+from softtriple.search import Item, Store
+from softtriple.training.answers import Answer
 
 SHOWN = 24  # items of a centre, or of a class without centres
 CONFUSIONS = 5
-MAP_CHARACTERS = 200  # of a text on the map
 
 
 class GalleryService:
     """A run and its store.
 
-    Methods that use the snapshot (``items``, ``classes``, ``class_page``, ``map``) must be called from one thread, and
-    so must those that use the encoder (``embed_image``, ``embed_text``); the others from any thread.
+    Methods that use the snapshot (``items``, ``item``, ``classes``, ``class_page``, ``map…``) must be called from one
+    thread, and so must those that use the encoder (``embed_image``, ``embed_text``); the others from any thread.
     """
 
-    def __init__(self, encoder: Encoder, store: Store, centers: Tensor | None, settings: Settings) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        store: Store,
+        centers: Tensor | None,
+        settings: Settings,
+        calibration: Calibration | None = None,
+        layout_file: Path | None = None,
+        changes: Changes | None = None,
+        other: Other | None = None,
+    ) -> None:
         self._encoder, self._store, self._settings = encoder, store, settings
         self._centers = None if centers is None else check_centers(centers, len(encoder.class_names), encoder.dim)
+        self._searches = Searches(store, self._centers, encoder.class_names, calibration)
         self._trained = {name: number for number, name in enumerate(encoder.class_names)}
         self._distinct = None if centers is None else count_distinct(centers, MERGED).tolist()
         self._thumbnails = Thumbnails()
         self._snapshot: Snapshot | None = None
         self._counted = 0.0  # when the classes were last counted
+        self._layout, self._changes = UmapLayout(layout_file), changes
+        self._other = other
+        self._compared: tuple[str, Comparison] | None = None  # with the digest of its snapshot
+        self._map_answer: tuple[MapState, Method, bytes] | None = None  # the last one
+
+    def close(self) -> None:
+        """Stop computing the layout of the map."""
+        self._layout.close()
 
     # From the store.
 
@@ -65,18 +103,15 @@ class GalleryService:
             trained_classes=len(self._trained),
             fingerprint=self._store.fingerprint,
             max_bytes=self._settings.max_bytes,
+            edit=self._changes is not None,
+            compared=[] if self._other is None else list(self._other.names),
         )
 
-    def search_item(self, item_id: str, k: int) -> SearchAnswer:
-        """The neighbours of a stored item, without the item itself."""
-        item = self._item(item_id)
-        ((_, vector),) = self._store.get([item_id])
-        hits = [hit for hit in self._store.search(vector[None], k + 1)[0] if hit.item.id != item.id]
-        return self._search_answer(hits[:k], item, item.class_name)
-
-    def search_vector(self, vector: Float[np.ndarray, "1 dim"], k: int, class_name: str | None) -> SearchAnswer:
-        """The neighbours of a query that is not stored, and its class if the user knows it."""
-        return self._search_answer(self._store.search(vector, k)[0], None, class_name)
+    def search(self, queries: Sequence[SearchQuery]) -> list[SearchAnswer | Exception]:
+        """The neighbours of each query, found together; a stored item is not its own neighbour."""
+        return [
+            one if isinstance(one, Exception) else self._search_answer(*one) for one in self._searches.search(queries)
+        ]
 
     def thumbnail(self, item_id: str, size: Size) -> bytes:
         """A thumbnail of a stored item."""
@@ -133,6 +168,13 @@ class GalleryService:
         rows, groups = self._rows(snapshot, class_name), self._groups(snapshot, class_name)
         return ClassPage(
             summary=self._summary(snapshot, class_name),
+            mistakes=[
+                Mistake(
+                    item=self._members(snapshot, [row])[0],
+                    nearest=[self._hit_answer(snapshot.items[other], score, None) for other, score in nearest],
+                )
+                for row, nearest in mistakes(snapshot, rows)
+            ],
             centers_per_class=sum(group.merged for group in groups) or None,
             centers=[
                 CenterAnswer(merged=merged, count=len(members), items=self._members(snapshot, members[:SHOWN]))
@@ -141,21 +183,92 @@ class GalleryService:
             items=[] if groups else self._members(snapshot, rows[:SHOWN]),
         )
 
-    def map(self) -> MapAnswer:
-        """Items on the first two principal components."""
-        snapshot = self._current_snapshot()
-        rows, points, explained = snapshot.projection
-        items = [snapshot.items[row] for row in rows]
-        return MapAnswer(
-            ids=[item.id for item in items],
-            texts=[item.source[:MAP_CHARACTERS] for item in items] if self._encoder.takes == "text" else None,
-            x=_rounded(points[:, 0]),
-            y=_rounded(points[:, 1]),
-            labels=snapshot.labels[rows].tolist(),
-            class_names=list(snapshot.class_names),
-            explained=explained,
-            total=snapshot.total,
+    def item(self, item_id: str) -> ItemDetails:
+        """An item, its file and its centre."""
+        item, snapshot = self._item(item_id), self._current_snapshot()
+        answer = self._item_answer(item)
+        (row,) = [row for row in snapshot.rows_of(item.class_name).tolist() if snapshot.items[row].id == item_id] or [
+            -1
+        ]
+        groups = self._groups(snapshot, item.class_name)
+        inline = item.source.startswith("data:")
+        file = image_file(item.source) if answer.has_picture and not inline else None
+        return ItemDetails(
+            item=self._members(snapshot, [row])[0] if row >= 0 else answer,
+            path=item.source if answer.has_picture and not inline else None,
+            content=item.content or None,
+            center=next((place for place, group in enumerate(groups) if row in group.rows), None),
+            centers=len(groups),
+            **(file._asdict() if file else {}),
         )
+
+    def map_state(self) -> MapState:
+        """Which items the map has, and whether their layout is computed."""
+        digest = self._current_snapshot().digest
+        return MapState(version=digest, umap=self._layout.state(digest))
+
+    def map(self, method: Method | None = None) -> bytes:
+        """A `MapAnswer` as JSON, by UMAP if it is ready, unless ``method`` is given."""
+        snapshot, state = self._current_snapshot(), self.map_state()
+        if method == "umap" and state.umap != "ready":
+            raise HTTPException(404, f"the UMAP layout is {state.umap}")
+        method = method or ("umap" if state.umap == "ready" else "pca")
+        if self._map_answer is None or self._map_answer[:2] != (state, method):
+            rows, points, explained = snapshot.projection
+            answer = MapAnswer(
+                version=state.version,
+                umap=state.umap,
+                method=method,
+                x=_rounded(points[:, 0]),
+                y=_rounded(points[:, 1]),
+                labels=snapshot.labels[rows].tolist(),
+                class_names=list(snapshot.class_names),
+                explained=explained,
+                total=snapshot.total,
+            )
+            if method == "umap":
+                points = self._layout.points(snapshot.digest)
+                answer.x, answer.y, answer.explained = _rounded(points[:, 0]), _rounded(points[:, 1]), None
+            self._map_answer = state, method, answer.model_dump_json().encode()
+        return self._map_answer[2]
+
+    def map_column(self, version: str, column: Column) -> MapColumn:
+        """What the items on the map are taken for, or the number of their centre as on the page of their class."""
+        snapshot = self._map_snapshot(version)
+        if column == "prediction":
+            values, names = snapshot.taken_for, list(snapshot.class_names)
+        else:
+            values = torch.full((len(snapshot.items),), -1)
+            for name in snapshot.class_names:
+                for number, group in enumerate(self._groups(snapshot, name)):
+                    values[group.rows] = number
+            names = [f"Centre {number + 1}" for number in range(int(values.max()) + 1 if len(values) else 0)]
+        return MapColumn(version=version, values=values[snapshot.map_rows].tolist(), names=names)
+
+    def map_items(self, version: str, rows: list[int]) -> MapItems:
+        """The items in ``rows`` of the map."""
+        snapshot = self._map_snapshot(version)
+        shown = snapshot.map_rows
+        if any(row >= len(shown) for row in rows):
+            raise HTTPException(404, f"the map has {counted(len(shown), 'item')}")
+        return MapItems(items=[self._item_answer(snapshot.items[shown[row]]) for row in rows])
+
+    def compare(self) -> CompareAnswer:
+        """The run beside another one."""
+        assert self._other is not None
+        snapshot = self._current_snapshot()
+        if self._compared is None or self._compared[0] != snapshot.digest:
+            try:
+                self._compared = snapshot.digest, compare_stores(snapshot, self._other.store)
+            except UserError as error:
+                raise HTTPException(404, str(error)) from None
+        return answer_of(self._compared[1], snapshot, self._other.names, self._hit_answer)
+
+    def _map_snapshot(self, version: str) -> Snapshot:
+        snapshot = self._current_snapshot()
+        if version != snapshot.digest:
+            raise HTTPException(409, "the store has changed since this map was drawn; load the map again")
+        return snapshot
 
     def _current_snapshot(self) -> Snapshot:
         """The snapshot, taken again if the number of items or, checked now and then, of a class has changed."""
@@ -168,8 +281,10 @@ class GalleryService:
                 self._counted = now
                 return snapshot
         snapshot = take_snapshot(self._store, self._settings.analyzed_items)
-        self._snapshot, self._counted = replace(snapshot, map_points=self._settings.map_points), now
-        return self._snapshot
+        snapshot = replace(snapshot, map_points=self._settings.map_points)
+        self._snapshot, self._counted = snapshot, now
+        self._layout.request(snapshot.digest, snapshot.vectors[snapshot.map_rows].numpy())
+        return snapshot
 
     def _rows(self, snapshot: Snapshot, class_name: str, center: int | None = None) -> list[int]:
         """The rows of a class, or of one of its centres; none if the class is not in the sample."""
@@ -231,20 +346,33 @@ class GalleryService:
             class_name=item.class_name,
             text=item.source if self._encoder.takes == "text" else None,
             has_picture=self._encoder.takes == "image" and bool(item.source),
+            proposed=None if self._changes is None else self._changes.labels.get(item.id),
+            tags=[] if self._changes is None else list(self._changes.tags.get(item.id, ())),
         )
 
-    def _search_answer(self, hits: list[Hit], query: Item | None, query_class: str | None) -> SearchAnswer:
+    def _search_answer(self, answer: Answer, query: Item | None, query_class: str | None) -> SearchAnswer:
+        probabilities = answer.probabilities or [None] * len(answer)
         return SearchAnswer(
             query=None if query is None else self._item_answer(query),
             query_class=query_class,
             hits=[
-                HitAnswer(
-                    item=self._item_answer(item),
-                    score=max(-1.0, min(score, 1.0)),  # the cosine of rounded unit vectors can exceed 1 by 1e-7
-                    same_class=None if query_class is None else item.class_name == query_class,
-                )
-                for item, score in hits
+                self._hit_answer(item, score, query_class, probability)
+                for (item, score), probability in zip(answer, probabilities, strict=True)
             ],
+            known=answer.known,
+            threshold=answer.threshold,
+            vote=None if answer.vote is None else ClassDecision(**answer.vote._asdict()),
+            by_centers=None if answer.by_centers is None else ClassDecision(**answer.by_centers._asdict()),
+        )
+
+    def _hit_answer(
+        self, item: Item, score: float, query_class: str | None, probability: float | None = None
+    ) -> HitAnswer:
+        return HitAnswer(
+            item=self._item_answer(item),
+            score=max(-1.0, min(score, 1.0)),  # the cosine of rounded unit vectors can exceed 1 by 1e-7
+            same_class=None if query_class is None else item.class_name == query_class,
+            probability=probability,
         )
 
 

@@ -4,12 +4,13 @@ Starlette's own thread pool queues without limit and cannot give up on work that
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from starlette.exceptions import HTTPException
 
+Question = TypeVar("Question")
 Result = TypeVar("Result")
 
 # Seconds after which a rejected client may try again.
@@ -53,3 +54,54 @@ class Workers:
 
     def _finish(self) -> None:
         self._pending -= 1
+
+
+class Batches(Generic[Question, Result]):
+    """Questions that arrive while others are being answered, answered together by one call of ``answer``.
+
+    ``answer`` returns a result, or an exception, for each question. The number of waiting questions is not limited
+    here: `Settings.max_requests` is.
+    """
+
+    def __init__(
+        self,
+        workers: Workers,
+        answer: Callable[[Sequence[Question]], Sequence[Result | Exception]],
+        *,
+        at_once: int = 1,
+    ) -> None:
+        self._workers, self._answer, self._free = workers, answer, at_once
+        self._waiting: list[tuple[Question, asyncio.Future[Result]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, question: Question) -> Result:
+        """The answer to ``question``."""
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._waiting.append((question, future))
+        if self._free:
+            self._free -= 1
+            task = asyncio.create_task(self._work())
+            self._tasks.add(task)  # the event loop itself keeps no reference to a task
+            task.add_done_callback(self._tasks.discard)
+        return await future
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                results = await self._results([question for question, _ in batch])
+                for (_, future), result in zip(batch, results, strict=True):
+                    if future.done():  # the client has gone
+                        continue
+                    if isinstance(result, Exception):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(result)
+        finally:
+            self._free += 1
+
+    async def _results(self, questions: list[Question]) -> Sequence[Result | Exception]:
+        try:
+            return await self._workers.run(lambda: self._answer(questions))
+        except Exception as error:
+            return [error] * len(questions)

@@ -8,8 +8,12 @@ const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, 1000 * s
 
 let asking = null;
 
-export function get(path, parameters = {}, signal = undefined) {
-  return call(address(path, parameters), { signal });
+export function get(path, parameters = {}, signal = undefined, kind = "json") {
+  return call(address(path, parameters), { signal }, kind);
+}
+
+export function post(path, body) {
+  return call(`/api/${path}`, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } });
 }
 
 export function sendImage(file, parameters = {}, signal = undefined) {
@@ -59,12 +63,14 @@ function whenVisible(element, action) {
 }
 
 function address(path, parameters) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== "");
+  const given = Object.entries(parameters).filter(([, value]) => value !== undefined && value !== "")
+    .flatMap(([name, value]) => [value].flat().map((one) => [name, one])); // a list is a repeated parameter
   return `/api/${path}?${new URLSearchParams(given)}`;
 }
 
-async function call(url, options) {
+async function call(url, options, kind = "json") {
   const response = await request(url, options);
+  if (response.ok && kind === "text") return response.text();
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(answer.error || `the server responded with status ${response.status}`);
   return answer;

@@ -1,37 +1,61 @@
 // The table of classes, and the page of one class with its centres.
 
 import { get } from "./api.js";
-import { announce, breakable, classLink, count, h, percent } from "./dom.js";
-import { growing } from "./tiles.js";
+import { announce, breakable, classLink, count, h, percent, remember } from "./dom.js";
+import { growing, tiles } from "./tiles.js";
 
 const ROWS = 200;
 
-export async function classesPage(_, { signal }) {
+// Columns that the table can be sorted by: heading, key, class of the cells.
+const COLUMNS = {
+  name: ["Class", (one) => one.class_name],
+  recall: ["Recall@1", (one) => one.recall ?? 2],
+  confused: ["Most often taken for", (one) => -(one.confused[0]?.items ?? 0) / one.items],
+  items: ["Items", (one) => -one.items, "number"],
+  centers: ["Centres", (one) => -(one.distinct_centers ?? -1), "number"],
+};
+
+export async function classesPage(_, { signal, parameters }) {
   const { classes, recall, sampled } = await get("classes", {}, signal);
+  if (!classes.length) return h("div", {}, h("h1", {}, "Classes"), h("p", { class: "empty" }, "The store is empty. Add items with: ", h("code", {}, "softtriple index RUN DATA --store URI")));
   const withCenters = classes.some((one) => one.distinct_centers !== null);
+  const columns = Object.entries(COLUMNS).filter(([name]) => withCenters || name !== "centers");
+  let [by, down] = (parameters.get("sort") ?? "recall").split(" ");
+  if (!(by in COLUMNS)) [by, down] = ["recall"];
   const body = h("tbody");
-  const more = h("button", { type: "button", onclick: () => fill(Infinity) }, "Show all");
-  const filter = h("input", { type: "search", oninput: () => fill(ROWS), autocomplete: "off" });
+  const more = h("button", { type: "button", class: "more", onclick: () => fill(Infinity) }, "Show all");
+  const filter = h("input", { type: "search", oninput: () => fill(ROWS), autocomplete: "off", value: parameters.get("filter") });
+  const heads = columns.map(([name, [title, , style]]) => h("th", { scope: "col", class: style },
+    h("button", { type: "button", class: "quiet sort", "data-name": name, onclick: () => {
+      [by, down] = [name, by === name && !down ? "down" : undefined];
+      fill(ROWS);
+    } }, title)));
   const fill = (most) => {
     const wanted = filter.value.trim().toLowerCase();
     const matching = classes.filter((one) => one.class_name.toLowerCase().includes(wanted));
+    const key = COLUMNS[by][1];
+    const compare = (a, b) => (typeof key(a) === "string" ? key(a).localeCompare(key(b), "en", { numeric: true }) : key(a) - key(b));
+    matching.sort((a, b) => (down ? -compare(a, b) : compare(a, b)));
     body.replaceChildren(...matching.slice(0, most).map((one) => row(one, withCenters)));
+    heads.forEach((head) => {
+      const chosen = head.firstChild.dataset.name === by;
+      // Numbers that are better or larger first count as descending.
+      const descending = Boolean(down) === (by === "name" || by === "recall");
+      head.setAttribute("aria-sort", chosen ? (descending ? "descending" : "ascending") : "none");
+    });
     more.hidden = matching.length <= most;
+    remember({ sort: by === "recall" && !down ? null : [by, down].filter(Boolean).join(" "), filter: filter.value.trim() || null });
     announce(wanted ? count(matching.length, "class", "classes") : "");
   };
   fill(ROWS);
   return h("div", {},
-    h("h1", {}, "Classes, lowest recall first"),
+    h("h1", {}, "Classes"),
     h("p", { class: "lead" }, recall === null
       ? "No class has two items, so recall cannot be measured."
       : `Recall@1: the nearest other item has the same class for ${percent(recall)} of all items${parts(classes)}.`,
       sampled === null ? "" : ` Measured on a sample of ${count(classes.length, "class", "classes")} with ${count(sampled, "item")}; recall on the whole store is usually lower.`),
     h("label", { class: "field" }, "Filter by name", filter),
-    h("table", { class: "classes" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Class"), h("th", { scope: "col" }, "Recall@1"),
-        h("th", { scope: "col" }, "Most often confused with"), h("th", { scope: "col", class: "number" }, "Items"),
-        withCenters ? h("th", { scope: "col", class: "number" }, "Centres") : null)),
-      body),
+    h("table", { class: "classes" }, h("thead", {}, h("tr", {}, heads)), body),
     more);
 }
 
@@ -77,9 +101,10 @@ export async function classPage(name, { signal }) {
       fact("Centres", page.centers_per_class === null
         ? (summary.trained ? "none: the loss has no centres" : "none: the run was not trained on this class")
         : `${summary.distinct_centers} distinct of ${page.centers_per_class}`),
-      fact("Confused with", summary.confused.length
+      fact("Taken for", summary.confused.length
         ? summary.confused.map((other) => h("span", {}, h("a", { href: classLink(other.class_name) }, breakable(other.class_name)), ` ${other.items}`))
         : unmeasured ? "not measured" : "no other class")),
+    page.mistakes.length ? mistakes(page.mistakes, summary) : null,
     unmeasured ? h("p", {}, "This store is large, so only a sample of its classes is measured. This class is not in the sample.") : null,
     filled.map((one, place) => center(one, place, load(place))),
     filled.length && filled.length < page.centers.length
@@ -89,6 +114,17 @@ export async function classPage(name, { signal }) {
 
 function fact(name, ...content) {
   return h("div", {}, h("dt", {}, name), h("dd", {}, content));
+}
+
+// Errors first, each beside the items it is taken for one of.
+function mistakes(list, summary) {
+  const all = summary.recall === null ? list.length : Math.round((1 - summary.recall) * summary.items);
+  return h("section", {},
+    h("h2", {}, "Errors", h("small", {}, ` ${list.length < all ? `${list.length} of ${all}` : count(all, "item")}, closest to the wrong class first`)),
+    h("ol", { class: "mistakes", "aria-label": "Errors" }, list.map(({ item, nearest }) => h("li", {},
+      tiles([{ ...item, taken_for: null }], "Item", { classes: false }),
+      h("div", {}, h("p", {}, "taken for ", h("a", { href: classLink(item.taken_for) }, breakable(item.taken_for))),
+        tiles(nearest, `Nearest items of ${item.taken_for}`, { classes: false }))))));
 }
 
 function center(one, place, load) {

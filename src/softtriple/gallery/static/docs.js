@@ -23,9 +23,16 @@ function draw(openapi, path, method, operation) {
     parameters.length ? h("table", {},
       h("thead", {}, h("tr", {}, ["Parameter", "Type", "Description"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, parameters.map(parameter))) : null,
-    operation.requestBody ? h("p", {}, "Request body: an image file. ", h("code", {}, `curl --data-binary @bird.jpg "${location.origin}${path}?k=5"`)) : null,
+    body(openapi, path, operation.requestBody?.content),
     Object.entries(answer).map(([type, { schema }]) => h("details", {}, h("summary", {}, `Response: ${type}`),
       schema?.$ref ? h("pre", {}, JSON.stringify(example(openapi, schema), null, 2)) : null)));
+}
+
+function body(openapi, path, content) {
+  if (!content) return null;
+  const json = content["application/json"];
+  if (!json) return h("p", {}, "Request body: an image file. ", h("code", {}, `curl --data-binary @bird.jpg "${location.origin}${path}?k=5"`));
+  return h("details", {}, h("summary", {}, "Request body: application/json"), h("pre", {}, JSON.stringify(example(openapi, json.schema), null, 2)));
 }
 
 function parameter(one) {

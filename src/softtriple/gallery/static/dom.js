@@ -40,3 +40,14 @@ export function errorBox(error) {
 export function announce(text) {
   document.getElementById("status").textContent = text;
 }
+
+// Change parameters in the address, so that a reload, "back" or a link shows the same; null removes one.
+export function remember(changes) {
+  const [path, query = ""] = location.hash.split("?");
+  const parameters = new URLSearchParams(query);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined) parameters.delete(name);
+    else parameters.set(name, value);
+  }
+  history.replaceState(history.state, "", `${path || "#/"}${parameters.size ? `?${parameters}` : ""}`);
+}

@@ -2,12 +2,16 @@
 
 import { get } from "./api.js";
 import { classPage, classesPage } from "./classes.js";
+import { comparePage } from "./compare.js";
 import { count, errorBox, h } from "./dom.js";
 import { itemPage } from "./item.js";
 import { mapPage } from "./map.js";
 import { searchPage } from "./search.js";
+import { startSelecting } from "./select.js";
 
-const VIEWS = { "": searchPage, item: itemPage, map: mapPage, classes: classesPage, class: classPage };
+const VIEWS = { "": searchPage, item: itemPage, map: mapPage, classes: classesPage, class: classPage, compare: comparePage };
+
+const WATCH = 5000; // milliseconds
 
 let about = null;
 let leave = new AbortController();
@@ -21,11 +25,11 @@ async function show() {
   main.setAttribute("aria-busy", "true");
   // Most views appear at once; only slow ones show that they are loading.
   const waiting = setTimeout(() => main.replaceChildren(h("p", { class: "loading" }, "Loading …")), 250);
-  let name, argument, content;
+  let name, argument, parameters, content;
   try {
-    [name, argument] = parse(location.hash);
-    about ??= await aboutRun();
-    content = await (Object.hasOwn(VIEWS, name) ? VIEWS[name] : unknown)(argument, { about, signal });
+    [name, argument, parameters] = parse(location.hash);
+    about ??= await firstAbout();
+    content = await (Object.hasOwn(VIEWS, name) ? VIEWS[name] : unknown)(argument, { about, signal, parameters, refresh: show });
   } catch (error) {
     if (signal.aborted) return;
     content = h("div", {}, h("h1", {}, "Something went wrong"), errorBox(error), h("p", {}, h("a", { href: "#/" }, "Back to search")));
@@ -34,6 +38,7 @@ async function show() {
   }
   if (signal.aborted) return;
   main.replaceChildren(content);
+  document.getElementById("changed").hidden = true;
   main.removeAttribute("aria-busy");
   mark(name);
   document.title = `${main.querySelector("h1").textContent} · softtriple gallery`;
@@ -43,9 +48,9 @@ async function show() {
 }
 
 function parse(hash) {
-  if (!hash.startsWith("#/")) return ["", ""];
-  const [name, ...rest] = hash.slice(2).split("/");
-  return [name, decodeURIComponent(rest.join("/"))];
+  const [path, query] = hash.startsWith("#/") ? hash.slice(2).split("?") : [""];
+  const [name, ...rest] = path.split("/");
+  return [name, decodeURIComponent(rest.join("/")), new URLSearchParams(query)];
 }
 
 function mark(name) {
@@ -56,10 +61,31 @@ function mark(name) {
   }
 }
 
+async function firstAbout() {
+  const answer = await aboutRun();
+  document.querySelector('nav a[href="#/compare"]').hidden = !answer.compared.length;
+  if (answer.edit) await startSelecting(show);
+  return answer;
+}
+
 async function aboutRun() {
   const answer = await get("about");
   document.getElementById("about").textContent = `${count(answer.items, "item")} · ${count(answer.classes, "class", "classes")}`;
   return answer;
+}
+
+// When the store has changed, the numbers above follow at once; the view, which someone may be reading, on request.
+async function watch() {
+  if (document.hidden || about === null) return;
+  const items = await fetch("/health").then((response) => response.json()).then((health) => health.items).catch(() => null);
+  if (items === null || items === about.items) return;
+  const before = about.items;
+  about = await aboutRun();
+  const change = about.items - before;
+  const notice = document.getElementById("changed");
+  notice.hidden = false;
+  notice.replaceChildren(`The store has changed: ${count(Math.abs(change), "item")} ${change < 0 ? "fewer" : "more"}. `,
+    h("button", { type: "button", onclick: () => show() }, "Update the page"));
 }
 
 function unknown() {
@@ -69,4 +95,5 @@ function unknown() {
 addEventListener("hashchange", () => {
   if (location.hash !== "#view") show(); // the skip link is not a view
 });
+setInterval(() => watch().catch(() => {}), WATCH);
 show();

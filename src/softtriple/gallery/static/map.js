@@ -1,273 +1,231 @@
-// The map: items as points on a canvas, moved by wheel, pinch, drag and keys.
+// The map page: items as points, their colours and legend, and a list of those that are selected. Its state is in the address.
 
 import { get, thumbnail } from "./api.js";
-import { announce, breakable, count, h, itemLink, nameOf, percent } from "./dom.js";
-import { COLORS, NAMED, legend, shapeOf } from "./marks.js";
+import { Chart } from "./chart.js";
+import { announce, count, h, itemLink, nameOf, percent, remember } from "./dom.js";
+import { DISTINCT, legend, markOf } from "./marks.js";
+import { canSelect, selectAll } from "./select.js";
+import { growing } from "./tiles.js";
 
-const REACH = 14; // pixels around the pointer
-const HELP = "Arrow keys pan, + and − zoom, 0 resets the view, Enter opens the item at the cross.";
+const COLOURS = { class: "Class", prediction: "Prediction", correct: "Correctness", center: "Centre" };
+const PAGE = 48;
+const POLL = 4000; // milliseconds
+const HELP = "Drag to move, scroll or pinch to zoom, Shift and drag to select. Keys: arrows move, + and − zoom, 0 resets the view, Enter opens the item at the cross, Escape clears the selection.";
 
-export async function mapPage(_, { about, signal }) {
-  const data = await get("map", {}, signal);
-  const canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": `Map of ${count(data.ids.length, "item")}. ${HELP}` });
-  const card = h("a", { class: "card", hidden: true });
-  const chart = new Chart(canvas, card, data, about.kind === "image");
-  const select = h("select", { onchange: () => chart.highlight(Number(select.value)) },
-    h("option", { value: -1 }, "All classes"), data.class_names.map((name, label) => h("option", { value: label }, name)));
-  const choose = (label) => {
-    select.value = label;
-    chart.highlight(label);
+export async function mapPage(_, { about, signal, parameters, refresh }) {
+  const asked = parameters.get("method") ?? undefined;
+  const data = await get("map", { method: asked }, signal);
+  if (!data.x.length) return h("div", {}, h("h1", {}, "Map"), h("p", {}, "The store is empty. Add items with: softtriple index RUN DATA --store URI"));
+  const items = rowsOf(data, signal);
+  const canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": `Map of ${count(data.x.length, "item")}`, "aria-describedby": "map-help" });
+  const card = h("a", { class: "card", hidden: true, tabindex: -1 });
+  const list = h("section", { class: "selected", "aria-label": "Selected items", hidden: true });
+  const side = h("div", { class: "side" });
+  let settled = null;
+  const chart = new Chart(canvas, data, {
+    point: (row, place) => point(row, place),
+    open: async (row) => { location.hash = itemLink((await items.get(row)).id); },
+    moved: ({ zoom, x, y }) => {
+      clearTimeout(settled); // browsers limit how often the address may change
+      settled = setTimeout(() => remember({ at: chart.view === chart.middle ? null : [zoom, x, y].map((number) => Number(number.toPrecision(5))).join(" ") }), 150);
+    },
+    selected: (corners) => select(corners),
+  });
+  const point = async (row, place) => {
+    card.hidden = row < 0;
+    if (row < 0) return;
+    const name = data.class_names[data.labels[row]];
+    card.removeAttribute("href");
+    card.replaceChildren(h("span", { class: "frame" }), h("span", { class: "cut" }, name));
+    card.style.left = `${Math.min(Math.max(place[0] + 14, 0), chart.width - 170)}px`;
+    card.style.top = `${place[1] > chart.height - 200 ? Math.max(0, place[1] - 200) : place[1] + 14}px`;
+    const item = await items.get(row, 60).catch(() => null);
+    if (!item || chart.at !== row) return; // the pointer has moved on
+    card.href = itemLink(item.id);
+    card.firstChild.replaceChildren(thumbnail(item));
+    const note = colouring.describe?.(row);
+    card.append(...(note ? [h("small", {}, note)] : []));
+    if (chart.crossed) announce(`${name}, ${nameOf(item)}`);
   };
-  signal.addEventListener("abort", () => chart.stop());
+  const select = (corners) => {
+    remember({ area: corners && corners.map((corner) => corner.map((number) => Number(number.toPrecision(4))).join(" ")).join(",") });
+    const rows = corners ? chart.grid.inside(corners).filter((row) => !chart.hidden(row)) : [];
+    list.hidden = corners === null;
+    list.replaceChildren();
+    if (corners) showSelected(list, rows, data, items, () => chart.select(null));
+    announce(corners ? `${count(rows.length, "item")} selected` : "");
+  };
+
+  // Colours.
+  let colouring = { names: [], values: [] };
+  const chosen = new Set(); // categories of the colouring that are highlighted
+  const order = () => [...chosen];
+  // With a few highlighted, each gets a colour of its own.
+  const numberOf = (category) => (chosen.size ? order().indexOf(category) : category);
+  const colour = async (by, names) => {
+    colouring = await columns[by]();
+    chosen.clear();
+    for (const name of names) if (colouring.names.includes(name)) chosen.add(colouring.names.indexOf(name));
+    apply();
+    const sizes = new Uint32Array(colouring.names.length);
+    for (const value of colouring.values) if (value >= 0) sizes[value] += 1;
+    const toggle = (category) => {
+      if (!chosen.delete(category)) chosen.add(category);
+      apply();
+      if (chart.area) chart.select(chart.area);
+    };
+    const used = sizes.filter((size) => size).length;
+    side.replaceChildren(legend(colouring.names, sizes, numberOf, chosen, toggle),
+      ...(used > DISTINCT ? [h("p", { class: "hint" }, "Marks repeat. Those you choose here get a colour of their own.")] : []),
+      ...(colouring.note ? [h("p", { class: "hint" }, colouring.note)] : []));
+  };
+  const apply = () => {
+    const faint = markOf(-1, true);
+    const marks = colouring.names.map((_, category) => (chosen.size && !chosen.has(category) ? faint : markOf(numberOf(category), false)));
+    const none = chosen.size ? faint : { ...faint, alpha: 0.4 };
+    chart.mark = (row) => marks[colouring.values[row]] ?? none;
+    chart.hidden = (row) => chosen.size > 0 && !chosen.has(colouring.values[row]);
+    chart.point(-1);
+    remember({ show: chosen.size ? JSON.stringify(order().map((category) => colouring.names[category])) : null });
+    chart.draw();
+  };
+  const column = (name) => get("map/column", { version: data.version, column: name }, signal);
+  let predicted = null;
+  const predictions = () => (predicted ??= column("prediction"));
+  const takenFor = (answer) => (row) => (answer.values[row] === data.labels[row] ? "predicted correctly" : `taken for ${answer.names[answer.values[row]]}`);
+  const columns = {
+    class: () => ({ names: data.class_names, values: data.labels }),
+    prediction: async () => {
+      const answer = await predictions();
+      return { ...answer, describe: takenFor(answer), note: "The prediction is the class of the nearest other item." };
+    },
+    correct: async () => {
+      const answer = await predictions();
+      return { names: ["Correct", "Wrong"], values: answer.values.map((value, row) => Number(value !== data.labels[row])), describe: takenFor(answer), note: "Correct: the nearest other item has the same class." };
+    },
+    center: async () => {
+      const answer = await column("center");
+      return { ...answer, note: answer.names.length ? "The centre of its own class that an item is nearest to. Grey: the run was not trained on the class." : "No item has a centre: the run was not trained on these classes, or its loss has no centres." };
+    },
+  };
+  const by = h("select", { onchange: async () => {
+    remember({ by: by.value === "class" ? null : by.value });
+    side.setAttribute("aria-busy", "true");
+    side.replaceChildren(h("p", { class: "hint" }, "Loading …"));
+    await colour(by.value, []).catch((error) => { if (!signal.aborted) side.replaceChildren(h("p", { class: "error", role: "alert" }, error.message)); });
+    side.removeAttribute("aria-busy");
+  } }, Object.entries(COLOURS).map(([value, name]) => h("option", { value }, name)));
+  const method = h("select", { onchange: () => { remember({ method: method.value, at: null, area: null }); refresh(); } },
+    h("option", { value: "umap", disabled: data.umap !== "ready" }, "UMAP"), h("option", { value: "pca" }, "Principal components"));
+  method.value = data.method;
+
+  const wanted = parameters.get("by") in COLOURS ? parameters.get("by") : "class";
+  by.value = wanted;
+  await colour(wanted, names(parameters.get("show")));
+  const [zoom, x, y] = numbers(parameters.get("at"));
+  if (y !== undefined) chart.look({ zoom, x, y });
+  const area = (parameters.get("area") ?? "").split(",").map(numbers).filter((corner) => corner.length === 2);
+  if (area.length > 2) chart.select(area);
+  signal.addEventListener("abort", () => {
+    clearTimeout(settled);
+    chart.stop();
+  });
   requestAnimationFrame(() => chart.start());
-  const few = data.class_names.length <= NAMED;
-  return h("div", { class: "map" },
-    h("h1", {}, "Embedding map"),
-    h("p", { class: "lead" }, `${count(data.ids.length, "item")}${data.ids.length < data.total ? ` of ${data.total.toLocaleString("en")}` : ""} · first two principal components (${percent(data.explained)} of variance). `,
-      few ? "" : "There are more classes than colours and shapes: select one to highlight it."),
-    h("div", { class: "tools" }, h("label", { class: "field" }, "Highlight", select),
-      h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset()))),
-    h("div", { class: "plane" }, canvas, card),
-    h("p", { class: "hint" }, HELP, " ", h("a", { href: "#/classes" }, "View as a table"), "."),
-    few ? legend(data.class_names, choose) : null);
+  const status = h("p", { class: "lead" }, caption(data));
+  if (data.umap === "computing" && asked === undefined) whenReady(data.version, signal, () => {
+    // What someone is looking at does not move under the pointer.
+    if (chart.view === chart.middle && !chart.area) refresh();
+    else status.replaceChildren("The UMAP layout is ready. ", h("button", { type: "button", onclick: () => { remember({ at: null, area: null }); refresh(); } }, "Show it"));
+  });
+  return h("div", { class: "map wide" },
+    h("h1", {}, "Map"),
+    status,
+    h("div", { class: "tools" },
+      h("label", { class: "field" }, "Colour by", by),
+      h("label", { class: "field" }, "Layout", method),
+      modes(chart),
+      h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset())),
+      h("button", { type: "button", onclick: () => chart.selectView() }, "Select all in view")),
+    h("div", { class: "sheet" }, h("div", { class: "plane" }, canvas, card), side),
+    h("p", { class: "hint", id: "map-help" }, HELP),
+    list);
+}
+
+function caption(data) {
+  const number = `${count(data.x.length, "item")}${data.x.length < data.total ? ` of ${data.total.toLocaleString("en")}` : ""}`;
+  if (data.method === "umap") return `${number}, laid out by UMAP: neighbours stay together, distances between groups mean little.`;
+  const axes = `${number} on the first two principal components (${percent(data.explained)} of variance).`;
+  return data.umap === "computing" ? `${axes} The UMAP layout is being computed and will replace it.` : axes;
+}
+
+// Polls until the layout is there.
+function whenReady(version, signal, then) {
+  const timer = setInterval(async () => {
+    const state = await get("map/state", {}, signal).catch(() => null);
+    if (signal.aborted || (state && state.umap !== "computing")) clearInterval(timer);
+    if (!signal.aborted && state?.umap === "ready" && state.version === version) then();
+  }, POLL);
+  signal.addEventListener("abort", () => clearInterval(timer));
+}
+
+// Items by their row on the map; asked for once each, after a pause in which the pointer may move on.
+function rowsOf(data, signal) {
+  const known = new Map();
+  let latest = 0;
+  const load = async (rows) => {
+    const missing = rows.filter((row) => !known.has(row));
+    if (missing.length) {
+      const answer = await get("map/items", { version: data.version, row: missing }, signal);
+      missing.forEach((row, place) => known.set(row, answer.items[place]));
+    }
+    return rows.map((row) => known.get(row));
+  };
+  const get_ = async (row, pause = 0) => {
+    const turn = (latest += 1);
+    if (pause && !known.has(row)) await new Promise((resolve) => setTimeout(resolve, pause));
+    if (pause && turn !== latest) throw new Error("the pointer has moved on");
+    return (await load([row]))[0];
+  };
+  return { get: get_, load };
+}
+
+async function showSelected(list, rows, data, items, clear) {
+  const heading = h("div", { class: "heading" }, h("h2", {}, rows.length ? `${count(rows.length, "item")} selected` : "No items in this area"),
+    canSelect() && rows.length ? h("button", { type: "button", onclick: async () => {
+      for (let start = 0; start < rows.length; start += 200) selectAll(await items.load(rows.slice(start, start + 200)));
+    } }, "Select these items") : null,
+    h("button", { type: "button", class: "quiet", onclick: clear }, "Clear"));
+  const sizes = new Map();
+  for (const row of rows) sizes.set(data.labels[row], (sizes.get(data.labels[row]) ?? 0) + 1);
+  const largest = [...sizes].sort((a, b) => b[1] - a[1]);
+  const classes = largest.slice(0, 8).map(([label, size]) => h("li", { class: "cut", title: data.class_names[label] }, data.class_names[label], " ", h("small", {}, size)));
+  const more = largest.length > 8 ? h("li", {}, h("small", {}, `and ${count(largest.length - 8, "more class", "more classes")}`)) : null;
+  list.replaceChildren(heading, ...(rows.length ? [h("ul", { class: "chips", "aria-label": "Classes of the selected items" }, classes, more)] : []));
+  const load = async (offset) => {
+    const shown = rows.slice(offset, offset + PAGE);
+    return { items: shown.length ? await items.load(shown) : [], next_offset: offset + PAGE < rows.length ? offset + PAGE : null };
+  };
+  const first = await load(0);
+  if (list.firstChild === heading && rows.length) list.append(...growing(first.items, rows.length, "Selected items", load));
+}
+
+function modes(chart) {
+  const choices = { pan: "Move", box: "Box", lasso: "Lasso" };
+  return h("fieldset", { class: "modes" }, h("legend", {}, "Drag to"), Object.entries(choices).map(([mode, name]) =>
+    h("label", {}, h("input", { type: "radio", name: "mode", value: mode, checked: mode === "pan", onchange: () => { chart.mode = mode; } }), h("span", {}, name))));
 }
 
 function button(text, label, onclick) {
   return h("button", { type: "button", "aria-label": label, title: label, onclick }, text);
 }
 
-class Chart {
-  constructor(canvas, card, data, images) {
-    Object.assign(this, { canvas, card, data, images, chosen: -1, at: -1, crossed: false, pointers: new Map(), moved: 0, frame: null, stale: true });
-    this.context = canvas.getContext("2d");
-    this.points = h("canvas"); // the points alone, so that ring and cross move without redrawing them
-    const middle = (values) => (Math.min(...bounds(values)) + Math.max(...bounds(values))) / 2;
-    this.middle = [middle(data.x), middle(data.y)];
-    const span = (values) => bounds(values)[1] - bounds(values)[0];
-    this.span = [span(data.x), span(data.y)].map((length) => Math.max(length, 1e-9));
-    this.view = { zoom: 1, x: 0, y: 0 }; // the centre of the view, in pixels at zoom 1
-    const on = (types, handler) => types.split(" ").forEach((type) => canvas.addEventListener(type, handler.bind(this), { passive: false }));
-    on("wheel", this.onWheel);
-    on("pointerdown", this.onDown);
-    on("pointermove", this.onMove);
-    on("pointerup pointercancel", this.onUp);
-    on("pointerleave", () => this.pointers.size || this.point(-1));
-    on("keydown", this.onKey);
-    on("blur", () => this.cross(false));
-  }
-
-  start() {
-    this.observer = new ResizeObserver(() => this.resize());
-    this.observer.observe(this.canvas);
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.repaint = () => this.draw();
-    this.scheme.addEventListener("change", this.repaint);
-  }
-
-  stop() {
-    this.observer?.disconnect();
-    this.scheme?.removeEventListener("change", this.repaint);
-  }
-
-  resize() {
-    const ratio = devicePixelRatio || 1;
-    [this.width, this.height] = [this.canvas.clientWidth, this.canvas.clientHeight];
-    for (const canvas of [this.canvas, this.points]) [canvas.width, canvas.height] = [this.width * ratio, this.height * ratio];
-    this.scale = 0.92 * Math.min(this.width / this.span[0], this.height / this.span[1]);
-    this.ratio = ratio;
-    this.draw();
-  }
-
-  // Position of an item on the canvas.
-  place(index) {
-    const { scale, view: { zoom, x, y } } = this;
-    return [
-      this.width / 2 + zoom * (scale * (this.data.x[index] - this.middle[0]) - x),
-      this.height / 2 + zoom * (-scale * (this.data.y[index] - this.middle[1]) - y),
-    ];
-  }
-
-  // Paint once before the next frame, however often it is called.
-  draw({ stale = true } = {}) {
-    this.stale ||= stale;
-    this.frame ??= requestAnimationFrame(() => {
-      this.frame = null;
-      if (this.width) this.paint(getComputedStyle(this.canvas));
-    });
-  }
-
-  get size() {
-    return Math.min(8, 3.2 * Math.sqrt(this.view.zoom)) * (this.data.ids.length > 3000 ? 0.8 : 1);
-  }
-
-  paintPoints(style) {
-    const { ratio, data, size } = this;
-    const c = this.points.getContext("2d");
-    c.setTransform(ratio, 0, 0, ratio, 0, 0);
-    c.clearRect(0, 0, this.width, this.height);
-    const paint = (index, faint) => {
-      const [x, y] = this.place(index);
-      if (x < -9 || y < -9 || x > this.width + 9 || y > this.height + 9) return;
-      const label = data.labels[index];
-      c.setTransform(ratio * size, 0, 0, ratio * size, ratio * x, ratio * y);
-      c.globalAlpha = faint ? 0.15 : 0.85;
-      c.fillStyle = faint ? style.getPropertyValue("--soft") : COLORS[label % COLORS.length];
-      c.fill(shapeOf(label));
-    };
-    for (const index of data.labels.keys()) if (this.chosen >= 0 && data.labels[index] !== this.chosen) paint(index, true);
-    for (const index of data.labels.keys()) if (this.chosen < 0 || data.labels[index] === this.chosen) paint(index, false);
-    this.stale = false;
-  }
-
-  paint(style) {
-    if (this.stale) this.paintPoints(style);
-    const { context: c, ratio, size } = this;
-    c.setTransform(1, 0, 0, 1, 0, 0);
-    c.clearRect(0, 0, this.canvas.width, this.canvas.height);
-    c.drawImage(this.points, 0, 0);
-    c.setTransform(ratio, 0, 0, ratio, 0, 0);
-    c.strokeStyle = style.color;
-    c.lineWidth = 2;
-    if (this.at >= 0) {
-      c.beginPath();
-      c.arc(...this.place(this.at), size + 4, 0, 2 * Math.PI);
-      c.stroke();
-    }
-    if (this.crossed) {
-      const [x, y] = [this.width / 2, this.height / 2];
-      c.beginPath();
-      for (const [dx, dy] of [[1, 0], [-1, 0], [0, 1], [0, -1]]) {
-        c.moveTo(x + 8 * dx, y + 8 * dy);
-        c.lineTo(x + 18 * dx, y + 18 * dy);
-      }
-      c.stroke();
-    }
-    this.canvas.dataset.drawn = this.data.ids.length; // for tests
-  }
-
-  highlight(label) {
-    this.chosen = label;
-    this.point(-1);
-    this.draw();
-  }
-
-  reset() {
-    this.view = { zoom: 1, x: 0, y: 0 };
-    this.point(-1);
-    this.draw();
-  }
-
-  // Zoom around the point (x, y) of the canvas.
-  zoom(factor, x = this.width / 2, y = this.height / 2) {
-    const old = this.view.zoom;
-    const zoom = Math.min(200, Math.max(0.5, old * factor));
-    const [dx, dy] = [x - this.width / 2, y - this.height / 2];
-    this.view = { zoom, x: this.view.x + dx / old - dx / zoom, y: this.view.y + dy / old - dy / zoom };
-    this.draw();
-  }
-
-  pan(dx, dy) {
-    this.view.x -= dx / this.view.zoom;
-    this.view.y -= dy / this.view.zoom;
-    this.draw();
-  }
-
-  nearest(x, y, reach) {
-    let [best, closest] = [reach * reach, -1];
-    for (let index = 0; index < this.data.ids.length; index += 1) {
-      if (this.chosen >= 0 && this.data.labels[index] !== this.chosen) continue;
-      const [px, py] = this.place(index);
-      const distance = (px - x) ** 2 + (py - y) ** 2;
-      if (distance < best) [best, closest] = [distance, index];
-    }
-    return closest;
-  }
-
-  // Show the card of an item; -1 hides it.
-  point(index) {
-    if (index === this.at) return;
-    this.at = index;
-    this.card.hidden = index < 0;
-    if (index >= 0) this.fillCard(index);
-    this.draw({ stale: false });
-  }
-
-  fillCard(index) {
-    const item = this.item(index);
-    const [x, y] = this.place(index);
-    this.card.href = itemLink(item.id);
-    this.card.style.left = `${Math.min(Math.max(x + 14, 0), this.width - 170)}px`;
-    this.card.style.top = `${y > this.height - 190 ? Math.max(0, y - 190) : y + 14}px`;
-    this.card.replaceChildren(thumbnail(item), h("span", {}, breakable(item.class_name)));
-  }
-
-  item(index) {
-    const { ids, texts, class_names: names, labels } = this.data;
-    return { id: ids[index], class_name: names[labels[index]], text: texts?.[index] ?? null, has_picture: this.images };
-  }
-
-  cross(shown) {
-    this.crossed = shown;
-    this.draw({ stale: false });
-  }
-
-  onWheel(event) {
-    event.preventDefault();
-    this.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0015)), event.offsetX, event.offsetY);
-  }
-
-  onDown(event) {
-    this.canvas.setPointerCapture(event.pointerId);
-    this.pointers.set(event.pointerId, [event.offsetX, event.offsetY]);
-    this.moved = 0;
-    this.cross(false);
-  }
-
-  onMove(event) {
-    const [x, y] = [event.offsetX, event.offsetY];
-    const before = this.pointers.get(event.pointerId);
-    if (!before) return this.point(this.nearest(x, y, REACH));
-    const others = [...this.pointers].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
-    this.pointers.set(event.pointerId, [x, y]);
-    this.moved += Math.abs(x - before[0]) + Math.abs(y - before[1]);
-    if (others.length) {
-      const [ox, oy] = others[0];
-      const apart = ([px, py]) => Math.max(1, Math.hypot(px - ox, py - oy));
-      this.zoom(apart([x, y]) / apart(before), (x + ox) / 2, (y + oy) / 2);
-    } else {
-      this.pan(x - before[0], y - before[1]);
-    }
-    return undefined;
-  }
-
-  onUp(event) {
-    const single = this.pointers.size === 1 && this.moved < 6 && event.type === "pointerup";
-    this.pointers.delete(event.pointerId);
-    if (!single) return;
-    const index = this.nearest(event.offsetX, event.offsetY, 2 * REACH);
-    if (event.pointerType === "mouse" && index >= 0) location.hash = itemLink(this.data.ids[index]);
-    else this.point(index);
-  }
-
-  onKey(event) {
-    const step = 40;
-    const moves = {
-      ArrowLeft: () => this.pan(step, 0), ArrowRight: () => this.pan(-step, 0),
-      ArrowUp: () => this.pan(0, step), ArrowDown: () => this.pan(0, -step),
-      "+": () => this.zoom(1.3), "=": () => this.zoom(1.3), "-": () => this.zoom(1 / 1.3), 0: () => this.reset(),
-    };
-    if (event.key === "Enter" && this.at >= 0) location.hash = itemLink(this.data.ids[this.at]);
-    if (!(event.key in moves) || event.ctrlKey || event.metaKey || event.altKey) return;
-    event.preventDefault();
-    moves[event.key]();
-    this.cross(true);
-    this.point(this.nearest(this.width / 2, this.height / 2, 3 * REACH));
-    announce(this.at < 0 ? "no item here" : `${this.item(this.at).class_name}, ${nameOf(this.item(this.at))}`);
+function names(text) {
+  try {
+    const list = JSON.parse(text ?? "[]");
+    return Array.isArray(list) ? list : [];
+  } catch {
+    return [];
   }
 }
 
-function bounds(values) {
-  let [least, most] = [Infinity, -Infinity];
-  for (const value of values) [least, most] = [Math.min(least, value), Math.max(most, value)];
-  return least > most ? [0, 0] : [least, most];
-}
+const numbers = (text) => (text ?? "").split(" ").filter(Boolean).map(Number).filter(Number.isFinite);

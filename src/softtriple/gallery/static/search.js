@@ -1,104 +1,148 @@
-// Search by an image (chosen, dropped or pasted), by a text, or from an item of the gallery.
+// Search by images (chosen, photographed, dropped or pasted), by texts, or from an item of the gallery.
 
 import { get, sendImage, sharpen } from "./api.js";
-import { announce, count, errorBox, h } from "./dom.js";
-import { growing, tiles } from "./tiles.js";
+import { crop } from "./crop.js";
+import { announce, breakable, classLink, count, errorBox, h, percent } from "./dom.js";
+import { growing, numbers, tiles } from "./tiles.js";
 
 const INVITATIONS = {
-  image: "Choose an image to find similar ones, or start from an item below.",
+  image: "Choose images to find similar ones, or start from an item below.",
   text: "Enter a text to find similar ones, or start from an item below.",
   vector: "Choose an item below to find similar ones.",
 };
+const NEIGHBOURS = { one: 24, several: 12 };
+const MOST = 20; // queries at once
 
-let last = null; // the last query, its answer and class, shown again when coming back from an item
+let last = null; // the last queries with their answers, and the class: shown again when coming back from an item
 
+// A query is {name, call(parameters, signal), preview(): an element, file (of an image)}.
 export async function searchPage(_, { about, signal }) {
   const results = h("section", { "aria-label": "Results", hidden: true });
-  const own = classField(about.kind === "text" ? "text" : "image", signal, () => mark());
-  // Mark the neighbours of another class than the query's, which may be given before or after the search.
-  const mark = async () => {
-    const className = await own.read();
-    if (!last) return;
-    last = { ...last, className };
-    render(last, results);
-  };
+  const noun = about.kind === "text" ? "text" : "image";
+  const fields = classFields(noun, signal, () => render(), () => last && search(last.answers.map(({ query }) => query)));
   let running = new AbortController();
-  const search = async (query) => {
+  const search = async (queries) => {
     running.abort(); // a late answer to an earlier query must not replace this one
     running = new AbortController();
     const stop = AbortSignal.any([signal, running.signal]);
+    const asked = queries.slice(0, MOST);
+    const k = asked.length > 1 ? NEIGHBOURS.several : NEIGHBOURS.one;
     last = null;
     results.hidden = false;
     results.setAttribute("aria-busy", "true");
-    results.replaceChildren(h("h2", {}, "Results"), h("p", { class: "loading" }, "Searching …"));
-    try {
-      last = { query, hits: (await query.call({ k: 24 }, stop)).hits, className: null };
-      await mark();
-      announce(`${count(last.hits.length, "neighbour")} found`);
-      results.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
-    } catch (error) {
-      if (stop.aborted) return;
-      results.replaceChildren(h("h2", {}, "Results"), errorBox(error));
+    const answers = [];
+    for (const query of asked) {
+      results.replaceChildren(h("h2", {}, "Results"), h("p", { class: "loading" }, asked.length > 1 ? `Searching … ${answers.length + 1} of ${asked.length}` : "Searching …"));
+      try {
+        const only = (await fields.only()) ?? undefined;
+        answers.push({ ...(await query.call({ k, only }, stop)), query, only });
+      } catch (error) {
+        if (stop.aborted) return;
+        answers.push({ query, error });
+      }
     }
+    last = { answers, left: queries.length - asked.length };
+    await render();
+    const neighbours = answers.reduce((sum, { hits }) => sum + (hits?.length ?? 0), 0);
+    announce(`${count(neighbours, "neighbour")} found${answers.length > 1 ? ` for ${answers.length} queries` : ""}${doubt(answers)}`);
     results.removeAttribute("aria-busy");
+    results.scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  };
+  const render = async () => {
+    const className = await fields.own();
+    if (!last) return;
+    const clear = () => {
+      last = null;
+      results.hidden = true;
+      results.replaceChildren();
+    };
+    results.hidden = false;
+    results.replaceChildren(
+      h("div", { class: "heading" }, h("h2", {}, "Results"), h("button", { type: "button", class: "quiet", onclick: clear }, "Clear")),
+      ...last.answers.map((answer) => show(answer, className, search)),
+      ...(last.left ? [h("p", { class: "hint" }, `Only the first ${MOST} were searched; ${last.left} were left out.`)] : []),
+      h("p", { class: "hint" }, numbers(last.answers.flatMap(({ hits }) => hits ?? []))));
   };
   const forms = { image: () => imageForm(search, about.max_bytes, signal), text: () => textForm(search), vector: () => null };
   const form = forms[about.kind]();
   const page = h("div", {},
     h("h1", {}, "Find similar items"),
     h("p", { class: "lead" }, INVITATIONS[about.kind]),
-    form && h("div", { class: "query" }, form, own.field),
+    form && h("div", { class: "query" }, form, fields.element),
     results, await gallery(signal));
-  if (last) render(last, results);
+  await render();
   return page;
 }
 
-// The field for the class of the query; names are loaded when it gets the focus.
-function classField(noun, signal, changed) {
+// Fields for the class of the query and for the class to search in; names are loaded when one gets the focus.
+function classFields(noun, signal, marked, filtered) {
   const list = h("datalist", { id: "class-names" });
-  const hint = h("span", { role: "status" });
   let asked = null;
   const names = () => (asked ??= get("class-names", {}, signal).then((answer) => answer.class_names, () => null));
-  const suggest = async () => {
-    list.replaceChildren(...((await names()) ?? []).map((value) => h("option", { value })));
+  const suggest = async () => list.replaceChildren(...((await names()) ?? []).map((value) => h("option", { value })));
+  const field = (label, placeholder, changed) => {
+    const hint = h("span", { role: "status" });
+    const input = h("input", { list: "class-names", autocomplete: "off", placeholder, onfocus: suggest, onchange: changed });
+    const read = async () => {
+      const name = input.value.trim();
+      const wrong = name !== "" && (await names())?.includes(name) === false;
+      hint.textContent = wrong ? `No class “${name}” in the store.` : "";
+      return wrong || name === "" ? null : name;
+    };
+    return { element: h("label", { class: "field" }, label, input, hint), read };
   };
-  const input = h("input", { name: "class", list: "class-names", autocomplete: "off", placeholder: "unknown", value: last?.className, onfocus: suggest, onchange: changed });
-  const read = async () => {
-    const name = input.value.trim();
-    const wrong = name !== "" && (await names())?.includes(name) === false;
-    hint.textContent = wrong ? `No class “${name}” in the store.` : "";
-    return wrong || name === "" ? null : name;
-  };
-  return { field: h("label", { class: "field" }, `Class of your ${noun} (optional): other classes get a red frame`, input, list, hint), read };
+  const own = field(`Class of your ${noun}, if known: others get a red frame`, "unknown", marked);
+  const only = field("Search only in the class", "all classes", filtered);
+  return { element: h("div", { class: "fields" }, own.element, only.element, list), own: own.read, only: only.read };
 }
 
-// A query is {call(parameters, signal), preview: () => an element}.
-function render({ query, hits, className }, results) {
-  const clear = () => {
-    last = null;
-    results.hidden = true;
-    results.replaceChildren();
-  };
-  const marked = hits.map((hit) => ({ ...hit, same_class: className === null ? null : hit.item.class_name === className }));
+function show({ query, hits, error, ...answer }, className, search) {
+  const marked = (hits ?? []).map((hit) => ({ ...hit, same_class: className === null ? null : hit.item.class_name === className }));
   const agree = marked.filter((hit) => hit.same_class).length;
-  const summary = className === null ? "" : `${agree} of ${count(hits.length, "neighbour")} have the class ${className}.`;
-  results.hidden = false;
-  results.replaceChildren(
-    h("div", { class: "heading" }, h("h2", {}, "Results"), h("button", { type: "button", class: "quiet", onclick: clear }, "Clear")),
-    h("div", { class: "answer" }, h("figure", { class: "asked" }, query.preview(), h("figcaption", {}, "Your query")),
-      h("div", {}, summary && h("p", {}, summary),
-        hits.length ? tiles(marked, "Neighbours, best first") : h("p", {}, "The store is empty."))));
+  const summary = className === null || !marked.length ? "" : `${agree} of ${count(marked.length, "neighbour")} have the class ${className}.`;
+  const region = query.file && !error ? h("button", { type: "button", onclick: () => crop(query.file, (file) => search([query.again(file)])) }, "Search a region") : null;
+  return h("div", { class: "answer" },
+    h("figure", { class: "asked" }, query.preview(), query.file ? h("figcaption", {}, h("span", { class: "cut", title: query.name }, query.name), region) : null),
+    h("div", {}, error ? errorBox(error) : verdict(marked, answer), summary && h("p", {}, summary),
+      marked.length ? tiles(marked, "Neighbours, best first") : error ? null : h("p", {}, "Nothing found: the store has no items here.")));
+}
+
+// What the neighbours say together: the likely class, or none of these. Within one class there is nothing to vote on.
+function verdict(hits, { known, threshold, vote, by_centers: center, only }) {
+  if (known === false && hits.length) {
+    return h("p", { class: "verdict" }, h("strong", {}, "None of these."), ` The best match is below ${threshold.toFixed(3)}, the similarity that this run was calibrated to.`);
+  }
+  if (!vote || only) return null;
+  const link = (name) => h("a", { href: classLink(name) }, breakable(name));
+  const voters = hits.filter((hit) => hit.item.class_name === vote.class_name);
+  const sure = known ? `Probability ${percent(voters[0].probability)}, with ` : "With ";
+  return h("p", { class: "verdict" }, h("strong", {}, "Predicted class: ", link(vote.class_name), "."),
+    ` ${sure}${percent(vote.score)} of the votes, from ${voters.length} of ${count(hits.length, "neighbour")}.`,
+    center ? [" Nearest centre: ", link(center.class_name), "."] : null,
+    known ? null : " Whether it is any of these at all is not known: this run is not calibrated.");
+}
+
+function doubt(answers) {
+  const unknown = answers.filter(({ known }) => known === false).length;
+  if (!unknown) return "";
+  return answers.length > 1 ? `; for ${unknown} of them none is similar enough` : ", but none is similar enough";
 }
 
 function imageForm(search, most, signal) {
-  const input = h("input", { type: "file", accept: "image/*", class: "covered", onchange: () => take(input.files) });
-  const zone = h("label", { class: "drop" }, input,
-    h("strong", {}, "Choose an image"), h("span", {}, "or drop it here, or paste it"));
+  const query = (file) => ({ name: file.name, file, again: query, call: (parameters, stop) => send(file, parameters, stop), preview: () => preview(file) });
   const take = (files) => {
-    const [file] = files;
-    if (file) search({ call: (parameters, stop) => send(file, parameters, stop), preview: () => preview(file) });
-    input.value = "";
+    if (files.length) search([...files].map(query));
   };
+  const picker = (options) => {
+    const input = h("input", { type: "file", accept: "image/*", class: "covered", ...options, onchange: () => {
+      take([...input.files]);
+      input.value = "";
+    } });
+    return input;
+  };
+  const zone = h("label", { class: "drop" }, picker({ multiple: true }),
+    h("strong", {}, "Choose images"), h("span", {}, "or drop them here, or paste one"));
+  const camera = h("label", { class: "drop camera" }, picker({ capture: "environment" }), h("strong", {}, "Take a photo"));
   const send = async (file, parameters, stop) => {
     const [size, limit] = [file.size, most].map((bytes) => (bytes / 1e6).toLocaleString("en", { maximumFractionDigits: 1 }));
     if (file.size > most) throw new Error(`the image has ${size} MB; the limit is ${limit} MB`);
@@ -112,7 +156,7 @@ function imageForm(search, most, signal) {
   // Anywhere on the page: an image dropped beside the zone would replace the page.
   for (const type of ["dragover", "dragleave", "drop"]) addEventListener(type, over, { signal });
   addEventListener("paste", (event) => take(event.clipboardData.files), { signal });
-  return zone;
+  return h("div", { class: "drops" }, zone, camera);
 }
 
 function preview(file) {
@@ -124,18 +168,25 @@ function preview(file) {
 }
 
 function textForm(search) {
-  const input = h("input", { type: "search", name: "text", required: true, maxlength: 4000 });
+  const input = h("textarea", { name: "text", required: true, rows: 2, maxlength: 20_000, title: "Enter searches; Shift and Enter start a new line", onkeydown: (event) => {
+    // Without a keyboard there is no Shift and Enter for a new line.
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(hover: none)").matches) return;
+    event.preventDefault();
+    form.requestSubmit();
+  } });
+  const query = (text) => ({ name: text, call: (parameters, stop) => get("search/text", { text, ...parameters }, stop), preview: () => h("p", { class: "text" }, text) });
   const submit = (event) => {
     event.preventDefault();
-    const text = input.value;
-    search({ call: (parameters, stop) => get("search/text", { text, ...parameters }, stop), preview: () => h("p", { class: "text" }, text) });
+    const texts = input.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    if (texts.length) search(texts.map(query));
   };
-  return h("form", { class: "ask", onsubmit: submit }, h("label", { class: "field" }, "Text", input), h("button", {}, "Search"));
+  const form = h("form", { class: "ask", onsubmit: submit }, h("label", { class: "field" }, "Text; for several, one per line", input), h("button", { class: "main" }, "Search"));
+  return form;
 }
 
 async function gallery(signal) {
   const load = (offset) => get("items", { offset }, signal);
   const first = await load(0);
   return h("section", {}, h("h2", {}, "All items"),
-    first.total ? growing(first.items, first.total, "Items in the gallery", load) : h("p", {}, "The store is empty. Add items with: softtriple index RUN DATA --store URI"));
+    first.total ? growing(first.items, first.total, "Items in the gallery", load) : h("p", { class: "empty" }, "The store is empty. Add items with: ", h("code", {}, "softtriple index RUN DATA --store URI")));
 }

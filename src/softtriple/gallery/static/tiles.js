@@ -1,11 +1,21 @@
-// A grid of items, each a link to its page. Arrow keys move the focus.
+// Items as a grid of pictures or, if they are texts, as a list; each a link to its page. Arrow keys move the focus.
 
 import { thumbnail } from "./api.js";
-import { breakable, errorBox, h, itemLink, nameOf } from "./dom.js";
+import { errorBox, h, itemLink, nameOf } from "./dom.js";
+import { canSelect, checkbox } from "./select.js";
+
+const SCORE = "cosine similarity of the embeddings: 1 for the same direction, about 0 for unrelated items, never above 1";
+const PROBABILITY = "the probability of the same class, if half of all queries are of classes that are not in the store";
+
+// What the numbers below hits mean.
+export function numbers(hits) {
+  return `Numbers: ${SCORE}${hits.some((hit) => typeof hit.probability === "number") ? `; after it, ${PROBABILITY}` : ""}.`;
+}
 
 // `entries` are items or hits {item, score, same_class}; `classes: false` hides the class names.
 export function tiles(entries, label, { classes = true } = {}) {
-  const list = h("ul", { class: "tiles", "aria-label": label, onkeydown: walk });
+  const texts = entries.some((entry) => (entry.item ?? entry).text !== null);
+  const list = h("ul", { class: texts ? "texts" : "tiles", "aria-label": label, onkeydown: walk });
   list.append(...entries.map((entry) => tile(entry, classes)));
   return list;
 }
@@ -13,7 +23,7 @@ export function tiles(entries, label, { classes = true } = {}) {
 // A grid with a button that loads the next page by `load(offset)` until all items are shown.
 export function growing(items, all, label, load, options) {
   const list = tiles(items, label, options);
-  const more = h("button", { type: "button", onclick: () => extend().catch((error) => more.replaceWith(errorBox(error))) }, "Show more");
+  const more = h("button", { type: "button", class: "more", onclick: () => extend().catch((error) => more.replaceWith(errorBox(error))) }, "Show more");
   const extend = async () => {
     more.disabled = true;
     const page = await load(list.children.length);
@@ -30,13 +40,16 @@ export function growing(items, all, label, load, options) {
 function tile(entry, named) {
   const item = entry.item ?? entry;
   const other = entry.same_class === false ? "other class" : null;
-  const wrong = item.taken_for ? ["confused with ", breakable(item.taken_for)] : other;
+  const wrong = item.taken_for ? `taken for ${item.taken_for}` : other;
+  const likely = typeof entry.probability === "number" ? ` · ${Math.round(100 * entry.probability)}\u00a0%` : null;
   const caption = [
-    named ? h("span", { class: "class" }, breakable(item.class_name)) : null,
-    entry.score === undefined ? null : h("span", { class: "score", title: "cosine similarity" }, entry.score.toFixed(3)),
-    wrong ? h("span", { class: "badge" }, "✕ ", wrong) : null,
+    named ? h("span", { class: "class cut", title: item.class_name }, item.class_name) : null,
+    entry.score === undefined ? null : h("span", { class: "score", title: numbers([entry]) }, entry.score.toFixed(3), likely),
+    wrong ? h("span", { class: "badge cut", title: wrong }, "✕ ", wrong) : null,
+    item.proposed ? h("span", { class: "note cut", title: `proposed: ${item.proposed}` }, "→ ", item.proposed) : null,
+    item.tags?.length ? h("span", { class: "note cut", title: item.tags.join(", ") }, "# ", item.tags.join(", ")) : null,
   ];
-  return h("li", { class: wrong ? "wrong" : null },
+  return h("li", { class: wrong ? "wrong" : null }, canSelect() ? checkbox(item, nameOf(item)) : null,
     h("a", { href: itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, thumbnail(item, { alt: named ? "" : nameOf(item) })),
       caption.some(Boolean) ? h("span", { class: "caption" }, caption) : null));
 }
