@@ -7,13 +7,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from tests.report.html_tree import parse, text
 
 from softtriple.cli import main
 from softtriple.config import with_values
 from softtriple.data import Benchmark, ImageFiles, Split, load_benchmark
+from softtriple.data.fetch import DownloadError
 from softtriple.errors import UserError
 from softtriple.papers.recipes import softtriple_recipe
 from softtriple.papers.reproduce import TARGETS, choose_protocol, reproduce
@@ -137,11 +137,11 @@ def test_missing_weights_are_said_and_asked_for_once(
 ) -> None:
     asked = []
 
-    def download(url, *arguments, **options):
-        asked.append(url)
-        raise OSError("no network")
+    def download(file, *arguments, **options):
+        asked.append(file.name)
+        raise DownloadError(f"{file.name}: no network")
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr("softtriple.models.weights.fetch", download)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     with pytest.raises(UserError, match=r"nothing could be run: .*bn_inception.*--set model.weights=FILE"):
         make("table1", photographs, tmp_path, protocol="full", rows=["softmax-norm", "softtriple"])

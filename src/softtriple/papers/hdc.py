@@ -29,10 +29,11 @@ from softtriple.models.encoder import pool
 from softtriple.models.inputs import example_input
 from softtriple.progress import Reporter
 from softtriple.training import Run
-from softtriple.training.auto import CUSTOM, resolve, resolve_precision, resolve_training
+from softtriple.training.auto import CUSTOM, resolve, resolve_compile, resolve_precision, resolve_training
+from softtriple.training.building import encoder_config, training_feeds
 from softtriple.training.directory import RunDir
 from softtriple.training.loading import as_benchmark, divide
-from softtriple.training.train import Prepared, encoder_config, train_prepared, training_feeds
+from softtriple.training.train import Prepared, train_prepared
 
 HEADS = 3
 # The authors average their 14×14 maps by 5×5 with stride 3, which gives 4×4 cells.
@@ -64,6 +65,7 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
             raise UserError("model.trainable = 'auto': for HDC choose all or head")
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
         resolved = resolve_precision(resolve_training(custom, sizes, reporter), dist.device(), reporter)
+        resolved = resolve_compile(resolved, int(sizes.sum()), dist.device(), reporter)
         config = replace(resolved, loss=config.loss)
         return train_prepared(_prepare(config, benchmark, reporter), directory=directory, reporter=reporter)
 

@@ -25,7 +25,7 @@ from softtriple.papers.sheets import Block, Line, Number, Result, as_json, bars_
 from softtriple.papers.tables import metric_number
 from softtriple.progress import Reporter
 from softtriple.report.charts import draw_centers
-from softtriple.report.pictures import Query, example_queries
+from softtriple.report.pictures import Query, example_queries, example_rows
 from softtriple.training.directory import RunDir
 
 T = TypeVar("T")
@@ -169,7 +169,8 @@ def queries_of(config: Config, directory: RunDir, reporter: Reporter) -> tuple[Q
     """Example queries of a run."""
     run = run_of(config, directory, reporter)
     split = run.benchmark().test
-    return example_queries(run.test_embeddings, split, num_queries=NUM_QUERIES, num_neighbors=NUM_NEIGHBORS)
+    rows = example_rows(split, NUM_QUERIES)
+    return example_queries(run.test_embeddings, split, rows=rows, num_neighbors=NUM_NEIGHBORS)
 
 
 def _share_correct(queries: Sequence[Query]) -> str:
