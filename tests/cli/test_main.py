@@ -115,12 +115,49 @@ def test_embed_reads_a_table_with_its_own_columns(softtriple, tmp_path: Path) ->
         np.testing.assert_allclose(by_hand, file["vectors"], atol=1e-6)
 
 
+def test_calibrate_and_search_for_the_unknown(softtriple, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    labels = np.repeat(np.arange(16), 8)
+    values = 4 * random.standard_normal((16, 8))[labels] + random.standard_normal((128, 8))
+    names = np.array([f"class {label}" for label in range(16)])
+    data, run, store = tmp_path / "data.npz", tmp_path / "run", tmp_path / "store"
+    np.savez(data, vectors=values.astype(np.float32), labels=labels, class_names=names)
+    assert train_small(softtriple, data, run).status == 0
+    first = json.loads((run / "calibration.json").read_text())
+    assert first["source"] == "test classes"
+    assert len(first["classes"]) == 8
+    assert "None of these" in (run / "report.html").read_text()
+
+    made = softtriple("calibrate", run, "--far", 0.2, "--json")
+    assert made.status == 0, made.err
+    again = json.loads((run / "calibration.json").read_text())
+    assert json.loads(made.out) == again
+    assert (again["level"], again["classes"]) == (0.2, first["classes"])
+    assert again["threshold"] < first["threshold"]
+    assert "<svg" in (run / "calibration.svg").read_text()
+    assert f"below {again['threshold']:.3f}" in (run / "report.html").read_text()
+    other = softtriple("calibrate", run, "--data", data, "--frr", 0.1)
+    assert other.status == 0, other.err
+    assert json.loads((run / "calibration.json").read_text())["wanted"] == "false_reject"
+
+    assert softtriple("index", run, data, "--store", store, "--split", "train").status == 0
+    asked = [f"row:{row}" for row in range(0, 64, 4)]
+    found = softtriple("search", run, *asked, "--store", store, "--unknown", "reject", "--json")
+    answers = json.loads(found.out)["queries"]
+    assert not any(answer["known"] for answer in answers if not answer["hits"])
+    assert sum(not answer["known"] for answer in answers) > len(answers) / 2, "test classes are not in the store"
+    flagged = softtriple("search", run, *asked, "--store", store)
+    assert flagged.out.count("none of these") == sum(not answer["known"] for answer in answers)
+    assert "probability" in flagged.out
+
+
 def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None:
     run, store = tmp_path / "run", tmp_path / "store"
     assert train_small(softtriple, vectors, run).status == 0
     indexed = softtriple("index", run, vectors, "--store", store, "--check", "--json")
     assert indexed.status == 0, indexed.err
-    told = {"store": str(store), "added": 60, "updated": 0, "unchanged": 0, "items": 60, "classes": 6, "moved": 0}
+    told = {"store": str(store), "added": 60, "updated": 0, "unchanged": 0, "items": 60, "classes": 6}
+    told |= {"moved": 0, "added_classes": 0}
     assert json.loads(indexed.out) == {**told, "recall_at_10": 1.0}
 
     found = softtriple("search", run, "row:0", "row:7", "--store", store, "-k", 3, "--json")
@@ -136,6 +173,12 @@ def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None
     lines = shown.out.splitlines()
     assert lines[1].split() == ["rank", "score", "class", "item"]
     assert [line.split()[2] for line in lines[2:]] == ["c"] * 10
+    few = softtriple("search", run, "row:0", "--store", store, "--min-score", 0.999, "--json")
+    (answer,) = json.loads(few.out)["queries"]
+    assert min(hit["score"] for hit in answer["hits"]) >= 0.999
+    assert answer["known"] is answer["threshold"] is answer["hits"][0]["probability"] is None
+    assert answer["vote"]["class_name"] == answer["hits"][0]["class_name"]
+    assert answer["by_centers"]["class_name"] in "abcdef"
 
     told = softtriple("centers", run, "--out", tmp_path / "centers.svg", "--json")
     assert told.status == 0, told.err
@@ -153,6 +196,11 @@ def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None
         (["search", run, "row:99", "--store", store], 1, "the run has 30 test items"),
         (["search", run, "row:0", "--store", store, "--class", "zebra"], 1, "there is no class 'zebra'"),
         (["search", run, "row:0"], 2, "--store"),
+        (["search", run, "row:0", "--store", store, "--unknown", "reject"], 1, "softtriple calibrate"),
+        (["calibrate", run], 1, "--data"),
+        (["calibrate", run, "--far", 2], 1, "far = 2"),
+        (["calibrate", run, "--far", 0.1, "--frr", 0.1], 1, "far or frr"),
+        (["calibrate", run, "--set", "data.label=x"], 2, "--data"),
         (["search", run, "row:0", "--store", store, "-k", 0], 2, "-k"),
         (["index", run, vectors, "--store", store, "--split", "half"], 2, "--split"),
         (["index", run, vectors, "--store", store, "--delete", "--check"], 2, "--delete"),
@@ -196,6 +244,26 @@ def test_ctrl_c_keeps_the_state_and_says_how_to_go_on(
     assert "resumed after epoch 1 of 2, batch 3" in resumed.err
     for file in ("encoder/model.safetensors", "centers.safetensors", "config.toml"):
         assert (broken / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_train_from_a_run_and_compare_the_two(softtriple, vectors: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train_small(softtriple, vectors, first, "--set", "train.lr=0.01").status == 0
+    continued = softtriple("train", vectors, "--out", second, "--from", first, "--epochs", 3)
+    assert continued.status == 0, continued.err
+    assert "centres of 3 classes kept, 0 classes new" in continued.err
+    assert "first, as it was" in continued.out
+    settings = (second / "config.toml").read_text()
+    assert f'start = "{first}"' in settings
+    assert all(line in settings.splitlines() for line in ("epochs = 3", "lr = 0.01", "dim = 4"))
+
+    compared = softtriple("compare", first, second)
+    assert compared.status == 0, compared.err
+    assert re.search(r"Recall@1 .* \(.* to .*\)", compared.out)
+    told = json.loads(softtriple("compare", first, second, "--json").out)
+    assert set(told["runs"]) == {str(first), str(second)}
+    assert set(told["differences"][str(second)]) == {"recall@1", "map_at_r"}
+    assert told["notes"] == []
 
 
 def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> None:
@@ -258,6 +326,7 @@ def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> Non
     stopped = softtriple("train", data, "--out", tmp_path / "stopped", *small)
     assert stopped.status == 1
     assert r"broken\n\x1b[31m.png': not a readable image" in stopped.err.splitlines()[-1]
+    assert "--on-error skip" in stopped.err.splitlines()[-1]
     skipped = softtriple("train", data, "--out", tmp_path / "run", *small, "--on-error", "skip")
     assert skipped.status == 0, skipped.err
     assert "1 of 7 images" in skipped.err
@@ -303,6 +372,9 @@ def test_the_demo_does_not_overwrite(softtriple, tmp_path: Path) -> None:
         ["reproduce", "table1", "--out", "DIR", "--protocol", "half"],
         ["export", "RUN", "--out", "FILE", "--format", "h5"],
         ["evaluate", "vectors.npz", "--recall-at", "1,ten"],
+        ["compare", "RUN"],
+        ["train", "digits", "--out", "RUN", "--from", "RUN", "--config", "FILE"],
+        ["index", "RUN", "DATA", "--store", "STORE", "--delete", "--add-classes"],
     ],
 )
 def test_wrong_usage_is_status_2(softtriple, arguments: list[str]) -> None:
@@ -312,7 +384,7 @@ def test_wrong_usage_is_status_2(softtriple, arguments: list[str]) -> None:
 def test_help_fits_the_terminal_and_names_what_works(softtriple, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     verbs = softtriple("--help").out.partition("Commands:")[2].splitlines()
-    assert len(verbs) == 1 + 11
+    assert len(verbs) == 1 + 17
     assert all(len(line) < 80 and not line.endswith(("...", "…")) for line in verbs)
     for verb in ("evaluate", "embed", "index"):
         told = softtriple(verb, "--help").out
@@ -382,3 +454,34 @@ def test_the_baseline_is_printed_beside_the_result(softtriple, vectors: Path, tm
     assert "difference" in answer.out
     told = json.loads(softtriple("evaluate", tmp_path / "run", "--json").out)
     assert told["baselines"]["the vectors themselves, 8-d"]["num_queries"] == told["num_queries"]
+
+
+def test_download(softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    typo = softtriple("download", "cubs")
+    assert typo.status == 1
+    assert "did you mean 'cub'" in typo.err
+    (tmp_path / "inshop").mkdir()
+    broken = softtriple("download", "inshop", "--to", tmp_path)
+    assert broken.status == 1
+    assert "list_eval_partition.txt" in broken.err
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr("softtriple.models.backbones.bn_inception.BN_INCEPTION_URL", "http://127.0.0.1:1/net.pth")
+    monkeypatch.setattr("softtriple.data.fetch.PAUSE", 0.0)
+    gone = softtriple("download", "bn-inception")
+    assert gone.status == 1
+    assert "http://127.0.0.1:1/net.pth" in gone.err
+    assert "licence" in gone.err
+
+
+def test_several_widths(softtriple, vectors: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    trained = softtriple("train", vectors, "--out", out, "--dims", "2,4", "--epochs", 2)
+    assert trained.status == 0, trained.err
+    assert "first 2 dimensions: Recall@1" in trained.out
+    assert "Shorter embeddings" in (out / "report.html").read_text()
+    evaluated = json.loads(softtriple("evaluate", out, "--json").out)
+    assert list(evaluated["prefixes"]) == ["2"]
+    assert softtriple("train", vectors, "--out", tmp_path / "b", "--dims", "2;4").status == 2
+    wrong = softtriple("train", vectors, "--out", tmp_path / "b", "--dims", "4,2")
+    assert wrong.status == 1
+    assert "64,128,512" in wrong.err

@@ -100,20 +100,39 @@ def main() -> None:
         _fail(f"the machine is out of memory or threads ({str(error).splitlines()[0]})")
 
 
-def print_report(report: "Report", as_json: bool, baselines: "Mapping[str, Report] | None" = None, **more: Any) -> None:
-    """Print a report as a table or as JSON, beside what untrained embeddings reach on the same items."""
+def print_report(
+    report: "Report",
+    as_json: bool,
+    baselines: "Mapping[str, Report] | None" = None,
+    prefixes: "Mapping[int, Report] | None" = None,
+    **more: Any,
+) -> None:
+    """Print a report as a table or as JSON, beside what untrained and shorter embeddings reach on the same items."""
     from softtriple.metrics import format_comparison, format_table
 
     if as_json:
-        told = {name: json.loads(baseline.to_json()) for name, baseline in (baselines or {}).items()}
-        print(json.dumps({**json.loads(report.to_json()), **({"baselines": told} if told else {}), **more}))
+        for name, reports in (("baselines", baselines), ("prefixes", prefixes)):
+            if reports:
+                more[name] = {str(key): json.loads(other.to_json()) for key, other in reports.items()}
+        print(json.dumps({**json.loads(report.to_json()), **more}))
         return
     print(format_table(report))
+    for width, other in (prefixes or {}).items():
+        first = f"Recall@1 {100 * other.recall[min(other.recall)]:.2f}, MAP@R {100 * other.map_at_r:.2f}"
+        print(f"first {width} dimensions: {first}")
     if baselines:
         first, *_ = baselines
         print(f"\n{format_comparison({first: baselines[first], 'trained': report})}")
         for name, other in list(baselines.items())[1:]:
             print(f"{name}: Recall@1 {100 * other.recall[min(other.recall)]:.2f}, MAP@R {100 * other.map_at_r:.2f}")
+
+
+def parse_integers(text: str, option: str) -> tuple[int, ...]:
+    """Integers separated by commas, as ``option`` takes them."""
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"{text}: expected integers, such as 1,10,100", param_hint=option) from None
 
 
 def command_line() -> str:

@@ -1,4 +1,4 @@
-"""Verbs that look at runs, vectors and the installation: evaluate, embed, centers, export, info."""
+"""Verbs that look at runs, vectors and the installation: evaluate, calibrate, compare, embed, centers, export, info."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from softtriple.cli.app import AsJson, Data, DataSettings, OnError, RunArgument, Trust, app, print_report
+from softtriple.cli.app import (
+    AsJson,
+    Data,
+    DataSettings,
+    OnError,
+    RunArgument,
+    Trust,
+    app,
+    parse_integers,
+    print_report,
+)
 
 
 @app.command(short_help="Measure a run, or vectors from anywhere.")
@@ -40,15 +50,59 @@ def evaluate(
     from softtriple.progress import Reporter
     from softtriple.training import Run
 
+    baselines, prefixes = None, None
     with dist.joined():
         if is_run:
             run = Run.load(source, trust=trust, reporter=Reporter(quiet=not dist.is_main()))
             report = run.evaluate(None if data is None else run.data_config(data, settings or []))
-            baselines = run.baselines if data is None else None
+            if data is None:
+                baselines, prefixes = run.baselines, run.prefixes
         else:
-            report, baselines = evaluate_file(Path(source), gallery, _ranks(recall_at or "1,2,4,8")), None
+            ranks = parse_integers(recall_at or "1,2,4,8", "--recall-at")
+            report = evaluate_file(Path(source), gallery, ranks)
         if dist.is_main():
-            print_report(report, as_json, baselines)
+            print_report(report, as_json, baselines, prefixes)
+
+
+@app.command(short_help="Find the threshold for 'none of these'.")
+def calibrate(
+    run: RunArgument,
+    data: Annotated[
+        str | None, typer.Option("--data", help="Classes to calibrate on, other than the run's own.", metavar="DATA")
+    ] = None,
+    far: Annotated[
+        float | None,
+        typer.Option("--far", help="Wanted share of unknown queries that are accepted, such as 0.01.", metavar="SHARE"),
+    ] = None,
+    frr: Annotated[
+        float | None,
+        typer.Option("--frr", help="Or of known queries rejected; without either, both are equal.", metavar="SHARE"),
+    ] = None,
+    on_error: OnError = None,
+    settings: DataSettings = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the similarity below which a search should answer "none of these", on classes not trained on.
+
+    Writes calibration.json and calibration.svg to RUN and its section of report.html. Takes held-out training classes
+    if RUN has any, else its test classes.
+    """
+    if (settings or on_error) and data is None:
+        raise typer.BadParameter("say how to read --data, which is missing", param_hint="--set, --on-error")
+    from softtriple.metrics import format_calibration
+    from softtriple.metrics.calibration import check_rates
+    from softtriple.progress import Reporter
+    from softtriple.report import write_calibration
+    from softtriple.training import Run
+
+    check_rates(far, frr)
+    loaded = Run.load(run, trust=trust, reporter=Reporter())
+    source = None if data is None else loaded.data_config(data, settings or [], on_error=on_error, whole=True)
+    calibration = loaded.calibrate(source, far=far, frr=frr)
+    files = write_calibration(loaded)
+    print(json.dumps(json.loads(calibration.to_json())) if as_json else format_calibration(calibration))
+    Reporter().note(f"written: {', '.join(map(str, files))}")
 
 
 @app.command(short_help="Write embeddings to .npz or .parquet.")
@@ -93,6 +147,26 @@ def centers(
     print(json.dumps(told) if as_json else counting.text(counts))
 
 
+@app.command(short_help="Compare the reports of runs.")
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is compared with.", metavar="RUN RUN")],
+    as_json: AsJson = False,
+) -> None:
+    """Show the reports of runs side by side, with the paired 95 % interval of each difference to the first."""
+    if len(runs) < 2:
+        raise typer.BadParameter("expected at least two runs to compare", param_hint="RUN RUN")
+    from softtriple.metrics import format_comparison
+    from softtriple.training.comparing import compare_runs
+
+    compared = compare_runs(runs)
+    if as_json:
+        print(json.dumps(compared.to_table()))
+        return
+    print(format_comparison(compared.reports))
+    for note in compared.notes:
+        print(note)
+
+
 @app.command(short_help="Write the encoder as ONNX or TorchScript.")
 def export(
     run: RunArgument,
@@ -100,6 +174,12 @@ def export(
     format: Annotated[
         Literal["onnx", "torchscript", "torch-export"], typer.Option("--format", help="The format of the file.")
     ] = "onnx",
+    classify: Annotated[
+        bool, typer.Option("--classify", help="With the centres inside, so that the file also names classes.")
+    ] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="8-bit weights, for ONNX: a quarter of the size, less exact.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
@@ -107,8 +187,13 @@ def export(
     """Write the encoder of RUN as one file that needs no softtriple, after checking that its embeddings agree."""
     from softtriple.interop.export import export_encoder
     from softtriple.models import Encoder
+    from softtriple.training import Run
 
-    made = export_encoder(Encoder.load(run, trust=trust), out, format, force=force)
+    if classify:
+        loaded = Run.load(run, trust=trust)
+        made = export_encoder(loaded.encoder, out, format, loss=loaded.loss, int8=int8, force=force)
+    else:
+        made = export_encoder(Encoder.load(run, trust=trust), out, format, int8=int8, force=force)
     if as_json:
         print(json.dumps({**made._asdict(), "file": str(made.file)}))
     else:
@@ -131,10 +216,3 @@ def info(
 
     told = about.facts(prune)
     print(json.dumps(told) if as_json else about.text(told))
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(number) for number in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"{text}: expected integers, such as 1,10,100", param_hint="--recall-at") from None

@@ -22,6 +22,9 @@ def index(
     again: Annotated[
         bool, typer.Option("--again", help="Embed stored items again because their files have changed.")
     ] = False,
+    add_classes: Annotated[
+        bool, typer.Option("--add-classes", help="Also give new classes centres, so that the run can name them.")
+    ] = False,
     delete: Annotated[bool, typer.Option("--delete", help="Remove the items of DATA from the store instead.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
     on_error: OnError = None,
@@ -30,8 +33,9 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Embed the items of DATA with the encoder of RUN and put them into a vector store; stored items are updated."""
-    if delete and (again or check or kind != "auto"):
-        raise typer.BadParameter("cannot be combined with --again, --check or --index", param_hint="--delete")
+    if delete and (again or check or add_classes or kind != "auto"):
+        others = "--again, --check, --add-classes or --index"
+        raise typer.BadParameter(f"cannot be combined with {others}", param_hint="--delete")
     from softtriple.progress import Reporter
     from softtriple.training import Run
 
@@ -42,7 +46,7 @@ def index(
         told: dict[str, Any] = {"deleted": loaded.delete(data, store, **chosen)}
     else:
         try:
-            told = asdict(loaded.index(data, store, index=kind, again=again, **chosen))
+            told = asdict(loaded.index(data, store, index=kind, again=again, add_classes=add_classes, **chosen))
         except KeyboardInterrupt:
             reporter.note("stopped; the same command continues")
             raise
@@ -64,18 +68,27 @@ def search(
         list[str] | None, typer.Option("--class", help="Only items of this class; repeatable.", metavar="NAME")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Do not use the approximate index.")] = False,
+    min_score: Annotated[
+        float | None, typer.Option("--min-score", help="Leave out items less similar than this.", metavar="X")
+    ] = None,
+    unknown: Annotated[
+        Literal["flag", "reject"] | None,
+        typer.Option("--unknown", help="A query that nothing matches: say so (default), or also return nothing."),
+    ] = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find the items of a store that are most similar to each QUERY."""
+    """Find the items of a store that are most similar to each QUERY, or say that none of them is meant."""
     from softtriple.progress import Reporter
-    from softtriple.search import catalog
     from softtriple.training import Run
+    from softtriple.training.answers import answers_json, format_answer
 
     loaded = Run.load(run, trust=trust, reporter=Reporter())
-    hits = loaded.search(queries, store, k=k, classes=classes or [], exact=exact)
-    tables = "\n\n".join(map(catalog.table, queries, hits))
-    print(json.dumps(catalog.answers(queries, hits)) if as_json else tables)
+    answers = loaded.search(
+        queries, store, k=k, classes=classes or [], exact=exact, min_score=min_score, unknown=unknown
+    )
+    tables = "\n\n".join(map(format_answer, queries, answers))
+    print(json.dumps(answers_json(queries, answers)) if as_json else tables)
 
 
 @app.command(short_help="Look at a run and its store in the browser.")
@@ -91,9 +104,20 @@ def serve(
     allow_public: Annotated[
         bool, typer.Option("--allow-public", help="Listen on a public address without a token.")
     ] = False,
+    edit: Annotated[
+        bool, typer.Option("--edit", help="Let visitors with the token tag, relabel and delete items.")
+    ] = False,
+    compare: Annotated[
+        str | None, typer.Option("--compare", help="Another run, to compare with; needs its store.", metavar="RUN2")
+    ] = None,
+    compare_store: Annotated[
+        str | None, typer.Option("--compare-store", help="The store of the other run.", metavar="URI2")
+    ] = None,
     trust: Trust = False,
 ) -> None:
     """Show the run and its store in the browser: search by picture, a map, and which classes fail and why."""
+    if (compare is None) != (compare_store is None):
+        raise typer.BadParameter("--compare RUN2 and --compare-store URI2 go together", param_hint="--compare")
     from softtriple.errors import UserError
     from softtriple.progress import Reporter
 
@@ -103,5 +127,14 @@ def serve(
         raise UserError(f"the gallery needs {error.name}: pip install 'softtriple[serve]'") from error
 
     serve_gallery(
-        run, store, host=host, port=port, token=token, allow_public=allow_public, trust=trust, reporter=Reporter()
+        run,
+        store,
+        host=host,
+        port=port,
+        token=token,
+        allow_public=allow_public,
+        trust=trust,
+        edit=edit,
+        compare=None if compare is None or compare_store is None else (compare, compare_store),
+        reporter=Reporter(),
     )

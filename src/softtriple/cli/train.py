@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from softtriple.cli.app import AsJson, Data, OnError, Settings, app, command_line, print_report
+from softtriple.cli.app import AsJson, Data, OnError, Settings, app, command_line, parse_integers, print_report
 from softtriple.config import Config, read_config, with_preset, with_settings, with_values
 
 
@@ -21,10 +21,25 @@ def train(
     loss: Annotated[str | None, typer.Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
     backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
     dim: Annotated[int | None, typer.Option("--dim", help="Width of the embedding.", metavar="N")] = None,
+    dims: Annotated[
+        str | None, typer.Option("--dims", help="Widths that each work by themselves.", metavar="64,128,512")
+    ] = None,
     epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data.", metavar="N")] = None,
     minutes: Annotated[
         float | None,
         typer.Option("--minutes", help="Time for training; decides how much of the network learns.", metavar="N"),
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", help="Start from the encoder, centres and settings of this run.", metavar="RUN"),
+    ] = None,
+    exclude: Annotated[
+        Path | None,
+        typer.Option("--exclude", help="A list of items to leave out, such as audit.csv.", metavar="FILE"),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option("--labels", help="Corrected labels: .csv with the columns item and label.", metavar="FILE"),
     ] = None,
     on_error: OnError = None,
     settings: Settings = None,
@@ -32,17 +47,26 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train an encoder on DATA, evaluate it on classes it has not seen, and write everything to RUN."""
+    if config is not None and start is not None:
+        raise typer.BadParameter("the settings come from the run of --from", param_hint="--config")
     chosen = _configuration(config, out, resume)
+    if start is not None and not (resume and (out / "config.toml").exists()):
+        from softtriple.training.continuing import continued_config
+
+        chosen = continued_config(start, data)
     if preset is not None:
         chosen = with_preset(chosen, preset)
+    files = {"exclude": exclude, "labels": labels}
     given: dict[str, Any] = {"data.on_error": on_error, "model.dim": dim, "train.epochs": epochs}
+    given |= {"model.dims": None if dims is None else parse_integers(dims, "--dims")}
     given |= {"loss.name": loss, "model.backbone": backbone, "train.minutes": minutes}
+    given |= {f"data.{name}": None if file is None else str(file) for name, file in files.items()}
     chosen = with_values(chosen, {name: value for name, value in given.items() if value is not None}, "options")
     chosen = with_settings(chosen, settings or [])
 
     from softtriple import dist
     from softtriple.progress import Reporter
-    from softtriple.report import write_page
+    from softtriple.report import write_calibration, write_page
     from softtriple.training import train as run_training
     from softtriple.training.baseline import verdict
 
@@ -57,9 +81,11 @@ def train(
         if not dist.is_main():
             return
     page = write_page(run, command=command_line())
-    print_report(run.report, as_json, run.baselines, run=str(out))
+    print_report(run.report, as_json, run.baselines, run.prefixes, run=str(out))
     if run.baseline is not None and (sentence := verdict(run.baseline, run.report)) is not None:
         reporter.note(sentence)
+    if run.calibration is not None:
+        write_calibration(run)
     reporter.note(f"encoder: {out / 'encoder'}, report: {page}")
 
 

@@ -1,0 +1,79 @@
+"""Verbs that fetch and share: download, push, pull."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from softtriple.cli.app import RunArgument, Trust, app
+
+Repository = Annotated[str, typer.Argument(help="A repository of the Hugging Face hub.", metavar="USER/NAME")]
+
+
+@app.command(short_help="Get a published benchmark or BN-Inception's weights.")
+def download(
+    name: Annotated[
+        str,
+        typer.Argument(help="cub, cars196, sop, inshop, omniglot, or bn-inception for its weights.", metavar="NAME"),
+    ],
+    to: Annotated[
+        Path | None,
+        typer.Option("--to", help="Where to put it; default: the data folder, where train finds it.", metavar="DIR"),
+    ] = None,
+) -> None:
+    """Download NAME, verify it, and say what it may be used for; an interrupted download continues where it stopped."""
+    from softtriple.data.download import PUBLICATIONS, get_benchmark
+    from softtriple.errors import UserError, did_you_mean
+    from softtriple.progress import Reporter
+
+    reporter = Reporter()
+    if name in PUBLICATIONS:
+        folder = get_benchmark(name, to, reporter=reporter)
+        print(folder)
+        reporter.note(f"use it: softtriple train {name if to is None else f'{name}:{folder}'} --out runs/{name}")
+    elif name == "bn-inception":
+        from softtriple.models.backbones.bn_inception import BN_INCEPTION_URL
+        from softtriple.models.weights import download_weights
+
+        reporter.note("licence: none of their own; distributed with pretrained-models.pytorch (BSD-3-Clause)")
+        reporter.note("cite: Ioffe, Szegedy: Batch Normalization. ICML 2015 (https://arxiv.org/abs/1502.03167)")
+        with reporter.task(name) as update:
+            file = download_weights(BN_INCEPTION_URL, to, progress=update)
+        print(file)
+        more = "" if to is None else f" --set model.weights={file}"
+        reporter.note(f"use it: softtriple train DATA --backbone bn-inception{more} --out RUN")
+    else:
+        which = did_you_mean(name, [*PUBLICATIONS, "bn-inception"])
+        raise UserError(f"there is nothing called {name!r} to download; {which}")
+
+
+@app.command(short_help="Put a run on the Hugging Face hub.")
+def push(
+    run: RunArgument,
+    repo: Repository,
+    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    licence: Annotated[
+        str | None, typer.Option("--licence", help="Licence of the weights, such as apache-2.0.", metavar="NAME")
+    ] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Add the encoder as encoder.onnx.")] = False,
+    trust: Trust = False,
+) -> None:
+    """Put the encoder, centres, configuration, numbers and model card of RUN on the hub, without its data."""
+    from softtriple.interop import hub
+
+    print(hub.push(run, repo, private=private, licence=licence, onnx=onnx, trust=trust))
+
+
+@app.command(short_help="Get a run from the Hugging Face hub.")
+def pull(
+    repo: Repository,
+    out: Annotated[Path, typer.Option("--out", help="The new run directory.", metavar="RUN")],
+    revision: Annotated[
+        str | None, typer.Option("--revision", help="A branch, a tag or a commit.", metavar="NAME")
+    ] = None,
+) -> None:
+    """Get a run that was pushed to the hub; what comes is data, and using it executes none of it."""
+    from softtriple.interop import hub
+
+    hub.pull(repo, out, revision=revision)
+    print(out)
