@@ -1,105 +1,169 @@
-"""Latency and recall@10 of searching a store one query at a time, with faiss for comparison.
+"""Latency and recall@10 of searching one query at a time: a store in memory and on disk, and other libraries.
 
 Queries are unseen vectors of the stored classes. The variants take turns, in an order shuffled for each query, so that
-other load on the machine affects all of them alike. Writes results/search.json and results/search.md.
+other load on the machine affects all of them alike; each size and number of threads has its own process. hnswlib and
+USearch take part if they are installed. Writes results/search.json, results/search.md and results/search.png, the
+growth of time and memory with the number of vectors of 64 dimensions.
 
-    python benchmarks/search.py [--items 100000] [--milvus-items 10000] [--queries 200]
+    python benchmarks/search.py [--sizes 1000x64,10000x64,100000x64,1000000x64,100000x512,1000000x512] [--threads 1,2]
+        [--queries 200] [--milvus]
 """
 
 import argparse
+import json
+import os
 import random
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import faiss
-import numpy as np
-import torch
-from evaluate import sample
-from measuring import machine, save, table
+from measuring import RESULTS, machine, peak_memory, reset_peak_memory, run_alone, save, table
 
-from softtriple.search import Item, Store, nearest, open_store
-
-DIM = 64
+SIZES = "1000x64,10000x64,100000x64,1000000x64,100000x512,1000000x512"
 ITEMS_PER_CLASS = 100
 NOISE = 1.2  # around class centres, as in evaluate.py
 K = 10
-ITEMS_PER_WRITE = 2000
+ITEMS_PER_WRITE = 20_000
+GRAPH_NUMBERS = 10_000_000  # building a graph over more numbers takes minutes
+LINKS, BREADTH = 32, 64  # of the graphs: neighbours of a vector, and candidates of a search
 
-# Maps a query to the ids of its neighbours, best first.
-Variant = Callable[[np.ndarray], list[str]]
+# Maps a query to the rows of its neighbours, best first.
+Variant = Callable[[Any], list[int]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=100_000)
-    parser.add_argument("--milvus-items", type=int, default=10_000, help="items for Milvus Lite; 0 skips it")
+    parser.add_argument("--sizes", default=SIZES)
+    parser.add_argument("--threads", default=",".join(map(str, sorted({1, os.cpu_count() or 1}))))
     parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--milvus", action="store_true", help="also Milvus Lite, up to 10000 vectors")
+    parser.add_argument("--run", metavar="SIZE", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.run:
+        print(json.dumps(compare(*map(int, options.run.split("x")), options.queries, options.milvus)))
+        return
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        rows += compare(options.items, options.queries, {"LanceDB": str(Path(folder) / "lance")})
-        if options.milvus_items:
-            places = {"LanceDB": str(Path(folder) / "small"), "Milvus Lite": str(Path(folder) / "milvus.db")}
-            rows += compare(options.milvus_items, options.queries, places)
-    print(text(rows))
-    save("search", machine("lancedb", "pymilvus", "milvus-lite", "faiss-cpu", "torch", "numpy"), rows, text(rows))
+    for size in options.sizes.split(","):
+        for threads in map(int, options.threads.split(",")):
+            more = ["--queries", str(options.queries), *(["--milvus"] if options.milvus else [])]
+            part = run_alone(__file__, "--run", size, *more, threads=threads)
+            rows += [{"size": size, "threads": threads, **row} for row in part]
+            print(text(rows[-len(part) :]), flush=True)
+    draw_growth([row for row in rows if row["size"].endswith("x64") and row["threads"] == 1])
+    save("search", machine("lancedb", "faiss-cpu", "scikit-learn", "torch", "numpy"), rows, text(rows))
 
 
-def compare(count: int, num_queries: int, places: dict[str, str]) -> list[dict[str, Any]]:
-    """Compare every store with and without its index, and faiss, on the same items and queries."""
-    vectors, labels = sample(count + num_queries, DIM, count // ITEMS_PER_CLASS, NOISE)
+def compare(count: int, dim: int, num_queries: int, milvus: bool) -> list[dict[str, Any]]:
+    """Every variant on the same items and queries."""
+    import numpy as np
+    import torch
+    from evaluate import sample
+
+    from softtriple.search import Item, nearest, open_store, resident
+
+    os.environ["SOFTTRIPLE_SEARCH_GB"] = "100"
+    vectors, labels = sample(count + num_queries, dim, max(1, count // ITEMS_PER_CLASS), NOISE)
     order = torch.randperm(len(vectors), generator=torch.Generator().manual_seed(1))
-    stored, asked = order[num_queries:], order[:num_queries]
-    gallery, queries = vectors[stored].numpy(), vectors[asked].numpy()
-    paths = [f"/photos/{row:07}.jpg" for row in range(count)]
-    items = [Item(path, label, str(label), path) for path, label in zip(paths, labels[stored].tolist(), strict=True)]
-
-    flat = faiss.IndexFlatIP(DIM)
-    flat.add(gallery)
-    variants: dict[str, Variant] = {
-        "faiss flat": lambda query: [paths[row] for row in flat.search(query[None], K)[1][0]]
-    }
-    made: dict[str, dict[str, float]] = {}
-    stores = []
-    for name, place in places.items():
-        store = open_store(place, fingerprint="benchmark", dim=DIM, create=True)
-        stores.append(store)
-        made[f"{name}, index"] = {
-            "write_seconds": timed(fill, store, items, gallery),
-            "index_seconds": timed(store.build_index, "approximate"),
-        }
-        variants[f"{name}, index"] = partial(ids_of, store, exact=False)
-        variants[f"{name}, exact"] = partial(ids_of, store, exact=True)
-
-    seconds, answers = ask(variants, queries)
-    exact = nearest(torch.from_numpy(queries), torch.from_numpy(gallery), K).rows.tolist()
-    truth = [[paths[row] for row in rows] for rows in exact]
-    for store in stores:
-        store.close()
+    gallery, queries = vectors[order[num_queries:]].numpy(), vectors[order[:num_queries]].numpy()
+    del vectors
+    # Ids in the order of rows, so that equal scores come in the same order everywhere.
+    items = [
+        Item(f"/photos/{row:07}.jpg", label, str(label), f"/photos/{row:07}.jpg")
+        for row, label in enumerate(labels[order[num_queries:]].tolist())
+    ]
+    variants, made = others(gallery)
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"LanceDB": str(Path(folder) / "lance")}
+        if milvus and count <= 10_000:
+            places["Milvus Lite"] = str(Path(folder) / "milvus.db")
+        for name, place in places.items():
+            store = open_store(place, fingerprint="benchmark", dim=dim, create=True)
+            start = time.perf_counter()
+            for first in range(0, count, ITEMS_PER_WRITE):
+                store.put(items[first : first + ITEMS_PER_WRITE], gallery[first : first + ITEMS_PER_WRITE])
+            store.build_index("approximate")
+            made[f"{name}, index"] = {"seconds": time.perf_counter() - start}
+            variants[f"{name}, index"] = partial(rows_of, store, exact=False)
+            variants[f"{name}, exact"] = partial(rows_of, store, exact=True)
+            if name == "LanceDB":
+                before, start = reset_peak_memory(), time.perf_counter()
+                in_memory = resident(store)
+                made["memory"] = {
+                    "seconds": time.perf_counter() - start,
+                    "megabytes": (peak_memory() - before) / 1e6,
+                }
+                variants["memory"] = partial(rows_of, in_memory, exact=False)
+        seconds, answers = ask(variants, queries)
+    truth = nearest(queries, gallery, K).rows.tolist()
+    flat = np.percentile(seconds["faiss flat"], 95)
     return [
         {
-            "items": count,
             "variant": name,
             "p50_ms": float(np.percentile(seconds[name], 50)) * 1e3,
             "p95_ms": float(np.percentile(seconds[name], 95)) * 1e3,
-            "recall_at_10": recall(answers[name], truth),
+            "p95_over_flat": float(np.percentile(seconds[name], 95) / flat),
+            "recall_at_10": float(np.mean([len({*a} & {*b}) / K for a, b in zip(answers[name], truth, strict=True)])),
             **made.get(name, {}),
         }
         for name in variants
     ]
 
 
-def ask(variants: dict[str, Variant], queries: np.ndarray) -> tuple[dict[str, list[float]], dict[str, list[list[str]]]]:
+def others(gallery: Any) -> tuple[dict[str, Variant], dict[str, dict[str, float]]]:
+    """Searches by other libraries, and the seconds that it took to prepare them."""
+    import faiss
+    from sklearn.neighbors import NearestNeighbors
+
+    count, dim = gallery.shape
+    made: dict[str, dict[str, float]] = {}
+    flat = faiss.IndexFlatIP(dim)
+    flat.add(gallery)
+    variants: dict[str, Variant] = {"faiss flat": lambda query: flat.search(query[None], K)[1][0].tolist()}
+    if gallery.size <= GRAPH_NUMBERS:
+        brute = NearestNeighbors(n_neighbors=K, algorithm="brute").fit(gallery)
+        variants["scikit-learn"] = lambda query: brute.kneighbors(query[None], return_distance=False)[0].tolist()
+        start = time.perf_counter()
+        graph = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
+        graph.hnsw.efSearch = BREADTH
+        graph.add(gallery)
+        made["faiss HNSW"] = {"seconds": time.perf_counter() - start}
+        variants["faiss HNSW"] = lambda query: graph.search(query[None], K)[1][0].tolist()
+    if gallery.size <= GRAPH_NUMBERS and find_spec("hnswlib"):
+        import hnswlib
+
+        start = time.perf_counter()
+        small_world = hnswlib.Index(space="ip", dim=dim)
+        small_world.init_index(max_elements=count, M=LINKS)
+        small_world.set_ef(BREADTH)
+        small_world.add_items(gallery)
+        made["hnswlib"] = {"seconds": time.perf_counter() - start}
+        variants["hnswlib"] = lambda query: small_world.knn_query(query[None], k=K)[0][0].tolist()
+    if gallery.size <= GRAPH_NUMBERS and find_spec("usearch"):
+        from usearch.index import Index
+
+        start = time.perf_counter()
+        index = Index(ndim=dim, metric="ip", connectivity=LINKS, expansion_search=BREADTH)
+        index.add(None, gallery)
+        made["USearch"] = {"seconds": time.perf_counter() - start}
+        variants["USearch"] = lambda query: index.search(query, K).keys.tolist()
+    return variants, made
+
+
+def rows_of(store: Any, query: Any, *, exact: bool) -> list[int]:
+    return [int(hit.item.id[8:15]) for hit in store.search(query[None], K, exact=exact)[0]]
+
+
+def ask(variants: dict[str, Variant], queries: Any) -> tuple[dict[str, list[float]], dict[str, list[list[int]]]]:
     """The seconds and the answers of each variant for each query."""
     for variant in variants.values():
         for query in queries[:5]:
             variant(query)
     seconds: dict[str, list[float]] = {name: [] for name in variants}
-    answers: dict[str, list[list[str]]] = {name: [] for name in variants}
+    answers: dict[str, list[list[int]]] = {name: [] for name in variants}
     order, draw = list(variants), random.Random(0)
     for query in queries:
         draw.shuffle(order)
@@ -110,32 +174,32 @@ def ask(variants: dict[str, Variant], queries: np.ndarray) -> tuple[dict[str, li
     return seconds, answers
 
 
-def fill(store: Store, items: list[Item], vectors: np.ndarray) -> None:
-    for start in range(0, len(items), ITEMS_PER_WRITE):
-        store.put(items[start : start + ITEMS_PER_WRITE], vectors[start : start + ITEMS_PER_WRITE])
+def draw_growth(rows: list[dict[str, Any]]) -> None:
+    """Median time and memory against the number of vectors."""
+    if len({row["size"] for row in rows}) < 2:
+        return
+    from matplotlib.figure import Figure
 
-
-def ids_of(store: Store, query: np.ndarray, *, exact: bool) -> list[str]:
-    return [hit.item.id for hit in store.search(query[None], K, exact=exact)[0]]
-
-
-def recall(answers: list[list[str]], truth: list[list[str]]) -> float:
-    return float(np.mean([len(set(answer) & set(exact)) / K for answer, exact in zip(answers, truth, strict=True)]))
-
-
-def timed(function: Callable[..., object], *arguments: object) -> float:
-    start = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - start
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    time_axes, memory_axes = figure.subplots(1, 2)
+    for name in dict.fromkeys(row["variant"] for row in rows):
+        points = [(int(row["size"].split("x")[0]), row) for row in rows if row["variant"] == name]
+        time_axes.plot([n for n, _ in points], [row["p50_ms"] for _, row in points], marker="o", label=name)
+        if name == "memory":
+            memory_axes.plot([n for n, _ in points], [row["megabytes"] for _, row in points], marker="o")
+    time_axes.set(xscale="log", yscale="log", xlabel="vectors of 64 dimensions", ylabel="ms per query (median)")
+    memory_axes.set(xscale="log", yscale="log", xlabel="vectors of 64 dimensions", ylabel="peak MB of reading a store")
+    time_axes.legend(fontsize="small")
+    figure.savefig(RESULTS / "search.png", dpi=120)
 
 
 def text(rows: list[dict[str, Any]]) -> str:
     cells = []
     for row in rows:
-        numbers = [f"{row['p50_ms']:.1f}", f"{row['p95_ms']:.1f}", f"{row['recall_at_10']:.4f}"]
-        made = [f"{row[name]:.1f}" if name in row else "" for name in ("write_seconds", "index_seconds")]
-        cells.append([f"{row['items']} × {DIM}", row["variant"], *numbers, *made])
-    header = ["vectors", "variant", "p50 ms", "p95 ms", "recall@10", "write, s", "index, s"]
+        numbers = [f"{row['p50_ms']:.2f}", f"{row['p95_ms']:.2f}", f"{row['p95_over_flat']:.2f}"]
+        made = [f"{row[name]:.1f}" if name in row else "" for name in ("seconds", "megabytes")]
+        cells.append([row["size"], str(row["threads"]), row["variant"], *numbers, f"{row['recall_at_10']:.4f}", *made])
+    header = ["vectors", "threads", "variant", "p50 ms", "p95 ms", "p95 ÷ flat", "recall@10", "prepare, s", "MB"]
     return table(header, cells)
 
 

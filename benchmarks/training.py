@@ -3,15 +3,18 @@
     python benchmarks/training.py [--backbones efficientnet-lite0 timm:resnet18] [--sizes 224] [--threads 2]
 
 Images per second of whole training steps, everything included, after a first epoch that warms up and fills the image
-cache. ``limit``: forward and backward of the bare network on one ready batch. ``plain``: what a user would write
-instead, a DataLoader with two workers, the same network, pytorch-metric-learning's SoftTripleLoss and Adam. ``cached``:
-epochs of a head on cached features. Rounds are interleaved; medians are shown. The images are drawn for the purpose.
+cache. ``limit``: forward and backward of the bare network on one ready batch, with its batch norms folded as in
+training. ``bare``: the same as the network is published. ``plain``: what a user would write instead, a DataLoader with
+two workers, the same network, pytorch-metric-learning's SoftTripleLoss and Adam. ``cached``: epochs of a head on cached
+features. Rounds are interleaved; medians are shown. The images are drawn for the purpose, and networks of timm have
+random weights. A second table shows how the speed grows with the batch.
 """
 
 import argparse
 import itertools
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,30 +25,46 @@ import numpy as np
 import torch
 from measuring import machine, save, table
 from PIL import Image
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+
+sys.path.append(str(Path(__file__).parents[1]))
+import tests.torchvision_operators  # noqa: F401  before timm imports torchvision
 
 from softtriple import Config
 from softtriple.config import with_settings
 from softtriple.data.loader import batches
 from softtriple.data.sampling import shuffled
-from softtriple.models import Encoder
+from softtriple.models import Encoder, build_backbone
 from softtriple.progress import Reporter
-from softtriple.training.fit import PRECISIONS, train_epoch
+from softtriple.training.fit import PRECISIONS, FromStage, train_epoch
 from softtriple.training.optim import build_optimizer
-from softtriple.training.train import Prepared, prepare
+from softtriple.training.train import Prepared, configure, prepare
 
 CLASSES = 16
+BACKBONES = ["efficientnet-lite0", "timm:resnet18", "timm:vit_tiny_patch16_224"]
 QUIET = Reporter(quiet=True)
+AXES = ("backbone", "size", "threads", "precision")
+TRAINING = ("softtriple", "limit")
+WAYS = (*TRAINING, "bare", "plain", "cached")
+RATIOS = {
+    "of the limit": ("softtriple", "limit"),
+    "limit × bare": ("limit", "bare"),
+    "× plain": ("softtriple", "plain"),
+    "cached × plain": ("cached", "plain"),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backbones", nargs="+", default=["efficientnet-lite0"])
+    parser.add_argument("--backbones", nargs="+", default=BACKBONES)
     parser.add_argument("--sizes", nargs="+", type=int, default=[224, 160])
-    parser.add_argument("--threads", nargs="+", type=int, default=[2])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--precisions", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--batch-sizes", nargs="+", type=int, default=[32])
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument(
+        "--growth", nargs="*", type=int, default=[8, 16, 32, 64, 128, 256], help="batch sizes to compare"
+    )
     parser.add_argument("--images", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="training", help="name of the files in benchmarks/results")
@@ -54,20 +73,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SOFTTRIPLE_CACHE"] = f"{folder}/cache"
         draw_images(Path(folder) / "photos", options.images)
-        cases = itertools.product(
-            options.backbones, options.sizes, options.batch_sizes, options.threads, options.precisions
-        )
-        for backbone, size, batch_size, threads, precision in cases:
+        draw_images(Path(folder) / "many", max(options.growth, default=0))
+        axes = options.backbones, options.sizes, options.threads, options.precisions
+        batch = options.batch_size
+        for backbone, size, threads, precision in itertools.product(*axes):
             torch.set_num_threads(threads)
-            speeds = measure(f"{folder}/photos", backbone, size, batch_size, precision, options.rounds)
-            rows.append(
-                {"backbone": backbone, "size": size, "batch": batch_size, "threads": threads, "precision": precision}
-                | speeds
-            )
+            speeds = measure(f"{folder}/photos", backbone, size, batch, precision, options.rounds)
+            case = {"backbone": backbone, "size": size, "batch": batch, "threads": threads, "precision": precision}
+            rows.append(case | speeds)
             print(text(rows[-1:]), flush=True)
+        case = {axis: values[-1 if axis != "backbone" else 0] for axis, values in zip(AXES, axes, strict=True)}
+        growth = []
+        for batch in options.growth:
+            ways = measure(f"{folder}/many", case["backbone"], case["size"], batch, case["precision"], 1, TRAINING)
+            growth.append({"batch": batch} | case | ways)
         loading = {workers: loader_speed(f"{folder}/photos", workers) for workers in (1, 2, 4)}
     told = ", ".join(f"{speed:.0f} with {workers}" for workers, speed in loading.items())
-    save(options.name, machine("torch"), rows, f"{text(rows)}\n\nImages per second of the loader by workers: {told}.\n")
+    shown = f"{text(rows)}\n\n{text(growth, TRAINING)}\n\nImages per second of the loader by workers: {told}.\n"
+    save(options.name, machine("torch"), [*rows, *growth], shown)
 
 
 def draw_images(folder: Path, count: int) -> None:
@@ -80,18 +103,21 @@ def draw_images(folder: Path, count: int) -> None:
         coarse.resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=90)
 
 
-def measure(data: str, backbone: str, size: int, batch_size: int, precision: str, rounds: int) -> dict[str, Any]:
-    """Median images per second of each way."""
-    settings = [f"model.backbone={backbone}", f"model.input_size={size}", f"train.batch_size={batch_size}"]
-    settings += [f"train.precision={precision}", "model.trainable=all", "train.choose=off", "model.dim=64"]
-    prepared = prepare(with_settings(Config(dataset=data), settings), reporter=QUIET)
-    head = prepare(with_settings(Config(dataset=data), [*settings, "model.trainable=head"]), reporter=QUIET)
-    ways = {
+def measure(
+    data: str, backbone: str, size: int, batch_size: int, precision: str, rounds: int, names: tuple[str, ...] = WAYS
+) -> dict[str, float]:
+    """Median images per second of the ways called ``names``."""
+    settings = [f"train.batch_size={batch_size}", f"train.precision={precision}", "train.choose=off", "model.dim=64"]
+    settings += ["model.pooling=average"]  # which every network has
+    prepared = build(data, backbone, size, [*settings, "model.trainable=all"])
+    ways: dict[str, Callable[[int], int]] = {
         "softtriple": epochs_of(prepared),
-        "limit": bare_steps(prepared),
-        "plain": plain_epochs(prepared),
-        "cached": epochs_of(head),
+        "limit": bare_steps(prepared, prepared.encoder.fast()),
     }
+    if names == WAYS:
+        head = build(data, backbone, size, [*settings, "model.trainable=head"])
+        ways |= {"bare": bare_steps(prepared, prepared.encoder)}
+        ways |= {"plain": plain_epochs(prepared), "cached": epochs_of(head)}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(rounds + 1):
         for name, way in ways.items():
@@ -102,25 +128,23 @@ def measure(data: str, backbone: str, size: int, batch_size: int, precision: str
     return {name: statistics.median(speeds) for name, speeds in taken.items()}
 
 
+def build(data: str, backbone: str, size: int, settings: list[str]) -> Prepared:
+    """A run, ready to train; networks of timm get random weights, which take as long as any."""
+    network = build_backbone(backbone, pretrained=False, input_size=size) if backbone.startswith("timm:") else None
+    settings = [*settings, f"model.backbone={backbone}", f"model.input_size={size}"]
+    config = configure(with_settings(Config(), settings), data, network, None, {})
+    return prepare(config, data=data, backbone=network, reporter=QUIET)
+
+
 def epochs_of(prepared: Prepared) -> Callable[[int], int]:
     """Epochs as `softtriple train` runs them: decode, augment, normalise, forward, backward, optimiser."""
     train = prepared.config.train
     optimizer = build_optimizer(prepared.encoder, prepared.loss, train)
     feed = prepared.feeds.training(prepared.benchmark.train).only(prepared.rows, prepared.labels)
     assert train.batch_size != "auto"
-
-    class FromFeed(nn.Module):
-        def __init__(self, encoder: Encoder) -> None:
-            super().__init__()
-            self.encoder = encoder
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.encoder.run_from(inputs, feed.first)
-
-    network = FromFeed(prepared.encoder)
+    network = FromStage(prepared.encoder.fast(), feed.first)
 
     def epoch(number: int) -> int:
-        prepared.encoder.train()
         rows = shuffled(len(feed), train.batch_size, 0, number)
         steps = train_epoch(
             network, prepared.loss, feed.batches(rows, number), optimizer, half=PRECISIONS[train.precision]
@@ -132,22 +156,22 @@ def epochs_of(prepared: Prepared) -> Callable[[int], int]:
     return epoch
 
 
-def bare_steps(prepared: Prepared) -> Callable[[int], int]:
-    """Forward and backward of the backbone alone on one ready batch, as often as an epoch has batches."""
-    encoder, train = prepared.encoder, prepared.config.train
+def bare_steps(prepared: Prepared, network: Encoder) -> Callable[[int], int]:
+    """Forward and backward of ``network`` alone on one ready batch, as often as an epoch has batches."""
+    train = prepared.config.train
     feed = prepared.feeds.training(prepared.benchmark.train)
     assert train.batch_size != "auto"
     ((inputs, _),) = feed.batches([np.arange(train.batch_size) % len(feed)], 0)
     half = PRECISIONS[train.precision]
 
     def steps(_: int) -> int:
-        encoder.train()
+        network.train()
         count = -(-len(feed) // train.batch_size)
         for _ in range(count):
             with torch.autocast("cpu", half or torch.bfloat16, enabled=half is not None):
-                vectors = encoder(inputs)
+                vectors = network(inputs)
             vectors.float().sum().backward()
-            encoder.zero_grad(set_to_none=True)
+            network.zero_grad(set_to_none=True)
         return count * train.batch_size
 
     return steps
@@ -213,22 +237,19 @@ def loader_speed(data: str, workers: int) -> float:
     return len(split) / (time.perf_counter() - start)
 
 
-def text(rows: list[dict[str, Any]]) -> str:
+def text(rows: list[dict[str, Any]], names: tuple[str, ...] = WAYS) -> str:
     """Images per second, and the ratios that matter."""
-    columns = ["backbone", "px", "batch", "threads", "precision", "softtriple", "limit", "plain", "cached"]
-    columns += ["of the limit", "× plain", "cached × plain"]
+    ratios = {title: pair for title, pair in RATIOS.items() if set(pair) <= set(names)}
     lines = [
         [
-            *(str(row[name]) for name in ("backbone", "size", "batch", "threads", "precision")),
-            *(f"{row[name]:.1f}" for name in ("softtriple", "limit", "plain", "cached")),
-            *(f"{row[one] / row[other]:.2f}" for one, other in RATIOS),
+            *(str(row[name]) for name in (*AXES, "batch")),
+            *(f"{row[name]:.1f}" for name in names),
+            *(f"{row[one] / row[other]:.2f}" for one, other in ratios.values()),
         ]
         for row in rows
     ]
-    return table(columns, lines)
+    return table([*AXES, "batch", *names, *ratios], lines)
 
-
-RATIOS = (("softtriple", "limit"), ("softtriple", "plain"), ("cached", "plain"))
 
 if __name__ == "__main__":
     main()

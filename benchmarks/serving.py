@@ -1,0 +1,148 @@
+"""Answers per second of the gallery's HTTP API to many clients at once, from memory and from LanceDB.
+
+The server runs in a process of its own; the clients ask for the neighbours of random stored items over connections that
+stay open. Writes results/serving.json and results/serving.md.
+
+    python benchmarks/serving.py [--items 100000] [--clients 1,64] [--seconds 10]
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measuring import machine, save, table
+
+DIM = 64
+K = 24  # what the page asks for
+PORT = 8765
+# Gigabytes that vectors in memory may take.
+PLACES = {"memory": "2", "LanceDB": "0"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--clients", default="1,64")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--serve", metavar="STORE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(options.serve)
+        return
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        fill(folder, options.items)
+        for place, gigabytes in PLACES.items():
+            command = [sys.executable, __file__, "--serve", folder]
+            server = subprocess.Popen(command, env={**os.environ, "SOFTTRIPLE_SEARCH_GB": gigabytes})
+            try:
+                asyncio.run(ask(1, 1.0, options.items))  # waits for the server, and warms it up
+                for clients in map(int, options.clients.split(",")):
+                    before = processor_seconds(server.pid)
+                    taken = asyncio.run(ask(clients, options.seconds, options.items))
+                    used = processor_seconds(server.pid) - before
+                    row = summary(taken, options.seconds)
+                    rows.append({"place": place, "clients": clients, **row, "cpu_ms": used / len(taken) * 1e3})
+            finally:
+                server.terminate()
+                server.wait()
+    print(text(rows))
+    save("serving", machine("lancedb", "faiss-cpu", "torch", "uvicorn", "fastapi"), rows, text(rows))
+
+
+def fill(folder: str, count: int) -> None:
+    from evaluate import sample
+
+    from softtriple.search import Item, open_store
+
+    vectors, labels = sample(count, DIM, count // 100, 1.2)
+    items = [Item(f"{row:07}", label, str(label), "") for row, label in enumerate(labels.tolist())]
+    store = open_store(folder, fingerprint="benchmark", dim=DIM, create=True)
+    for start in range(0, count, 20_000):
+        store.put(items[start : start + 20_000], vectors[start : start + 20_000].numpy())
+    store.build_index()
+
+
+def serve(place: str) -> None:
+    from softtriple.gallery import Settings, create_app
+    from softtriple.gallery.server import Server, listen
+    from softtriple.models import Encoder, EncoderConfig
+    from softtriple.search import open_store, resident
+
+    encoder = Encoder(EncoderConfig(backbone="conv-small", dim=DIM), class_names=("a", "b")).eval()
+    store = resident(open_store(place, fingerprint="benchmark"))
+    with listen("127.0.0.1", PORT) as listening:
+        Server(create_app(encoder, store, None), Settings()).run(sockets=[listening])
+
+
+async def ask(clients: int, seconds: float, items: int) -> list[float]:
+    """The seconds that each answer took."""
+    taken: list[float] = []
+
+    async def client(number: int) -> None:
+        draw = random.Random(number)
+        reader, writer = await connect()
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            path = f"/api/search/item?id={draw.randrange(items):07}&k={K}"
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            await reader.readexactly(int(length.split(b":")[1]))
+            taken.append(time.perf_counter() - start)
+        writer.close()
+
+    await asyncio.gather(*map(client, range(clients)))
+    return taken
+
+
+async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    for _ in range(600):
+        try:
+            return await asyncio.open_connection("127.0.0.1", PORT)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.1)
+    raise TimeoutError("the server did not start within a minute")
+
+
+def processor_seconds(process: int) -> float:
+    """Processor time of ``process`` so far (Linux only), which other load on the machine hardly changes."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def summary(taken: list[float], seconds: float) -> dict[str, float]:
+    ordered = sorted(taken)
+    return {
+        "per_second": len(taken) / seconds,
+        "p50_ms": ordered[len(ordered) // 2] * 1e3,
+        "p95_ms": ordered[int(len(ordered) * 0.95)] * 1e3,
+    }
+
+
+def text(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [
+            row["place"],
+            str(row["clients"]),
+            f"{row['per_second']:.0f}",
+            *(f"{row[name]:.1f}" for name in ("p50_ms", "p95_ms", "cpu_ms")),
+        ]
+        for row in rows
+    ]
+    return table(
+        ["searched in", "clients", "answers per second", "p50 ms", "p95 ms", "server CPU ms per answer"], cells
+    )
+
+
+if __name__ == "__main__":
+    main()
