@@ -51,9 +51,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """No test uses the cache of the person who runs it, nor a proxy to reach the servers it starts."""
+    """No test uses the cache or the data of the person who runs it, nor a proxy to reach the servers it starts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOFTTRIPLE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        patch.setenv("SOFTTRIPLE_DATA", str(tmp_path_factory.getbasetemp() / "data"))
         patch.setenv("NO_PROXY", "127.0.0.1,localhost")
         patch.setenv("no_proxy", "127.0.0.1,localhost")
         yield

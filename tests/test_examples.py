@@ -1,9 +1,11 @@
 """Every example runs from start to end in an empty folder and prints what it promises."""
 
 import importlib.util
+import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +14,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import Route, sync_playwright
+from tests.intents import write_intents
+from tests.tiny_models import save_text_model
+
+from softtriple import Encoder
+from softtriple.interop.export import export_encoder
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -104,6 +112,79 @@ def test_two_ranks(run: Run, tmp_path: Path) -> None:
     assert "2 ranks, 5 of 10 classes on this one" in done.stdout
     # Two processes compute the same as one; only the order of summation differs.
     assert losses(done.stdout) == pytest.approx(losses(alone), abs=2e-3)
+
+
+def test_tutorial_notebook(
+    unchecked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its code cells one after the other, as a kernel would run them; it is stored without outputs."""
+    monkeypatch.chdir(tmp_path)
+    cells = json.loads((EXAMPLES / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, object] = {"__name__": "__main__"}
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == []
+            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    trained, before = (numbers(line)[0] for line in lines[:2])
+    assert trained > before + 0.2
+    assert any(line.endswith("pictures of 59 classes") for line in lines)
+    assert "1.000  letter 7" in lines
+    assert "1 class added: letter 59" in lines
+    assert (tmp_path / "encoder.onnx").is_file()
+
+
+def test_browser(tmp_path: Path, unchecked: None) -> None:
+    """The page gives the vectors of the encoder in headless Chromium; onnxruntime-web comes from npm."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    package = os.environ.get("SOFTTRIPLE_TEST_NODE_MODULES")
+    if chromium is None or package is None:
+        pytest.skip("examples/browser is not tested: npm install onnxruntime-web, SOFTTRIPLE_TEST_NODE_MODULES=FOLDER")
+    encoder = Encoder.from_backbone("conv-small", dim=8, input_size=28)
+    made = export_encoder(encoder, tmp_path / "encoder.onnx")
+    (tmp_path / "encoder.json").write_text(json.dumps({"description": made.description}))
+    write_photos(tmp_path)
+    photos = sorted(map(str, tmp_path.glob("class*/*.png")))[::3]
+    kinds = {".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html"}
+
+    def answer(route: Route) -> None:
+        name = route.request.url.removeprefix("http://softtriple.test/")
+        folder = Path(package).parent if name.startswith("node_modules") else tmp_path
+        file = EXAMPLES / "browser" / "index.html" if not name else folder / name
+        route.fulfill(path=file, content_type=kinds.get(file.suffix))
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page()
+        page.route("http://softtriple.test/**", answer)
+        page.goto("http://softtriple.test/")
+        page.locator("input:enabled").set_input_files(photos)
+        page.locator("li").nth(len(photos) - 1).wait_for()
+        shown = page.locator("li").all()
+        found = [json.loads(item.get_attribute("data-vector") or "") for item in shown]
+        assert (shown[0].text_content() or "").endswith("1.000")
+        browser.close()
+    # A canvas resizes a little differently from Pillow.
+    cosines = (np.array(found) * encoder.embed(photos)).sum(axis=1)
+    assert cosines.min() > 0.98
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning, about the loader and the machine
+def test_lightning_module(run: Run) -> None:
+    pytest.importorskip("lightning", reason="Lightning is not installed: nothing tests lightning_module.py")
+    assert numbers(run("lightning_module.py")[-1])[0] > 0.9
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+def test_sentence_transformers_trainer(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed: nothing tests sentence_transformers_trainer.py")
+    save_text_model(tmp_path / "tiny")
+    write_intents(tmp_path / "texts.csv", per_intent=8)
+    *_, scores, centers = run("sentence_transformers_trainer.py", "texts.csv", "tiny", "2")
+    before, after = numbers(scores)
+    assert after != before
+    assert centers.startswith("distinct centres of 4")
+    assert (tmp_path / "trained" / "model.safetensors").is_file()
 
 
 def losses(text: str) -> list[float]:

@@ -98,6 +98,28 @@ def assert_close(found: Tensor, expected: Tensor, size: Tensor | None = None) ->
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
 
 
+def prefix_step() -> tuple[float, Tensor]:
+    _, sizes, inputs, labels = problem("unequal parts", dist.world_size(), torch.float64)
+    mine = slice(sum(sizes[: dist.rank()]), sum(sizes[: dist.rank() + 1]))
+    torch.manual_seed(3)
+    loss = shard(SoftTripleLoss(11, DIM, 2, prefixes=[1, 2]).double())
+    value = loss(inputs[mine].requires_grad_(), labels[mine])
+    value.backward()
+    return value.item(), loss.centers.grad
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_prefixes_over_ranks(workers: Workers, world_size: int) -> None:
+    _, _, inputs, labels = problem("unequal parts", world_size, torch.float64)
+    torch.manual_seed(3)
+    loss = SoftTripleLoss(11, DIM, 2, prefixes=[1, 2]).double()
+    value = loss(inputs, labels)
+    value.backward()
+    found = workers.run(world_size, prefix_step)
+    assert [of_rank[0] for of_rank in found] == pytest.approx([value.item()] * world_size, rel=1e-10)
+    assert_close(torch.cat([gradients for _, gradients in found]), loss.centers.grad)
+
+
 def normalized_step() -> tuple[float, Tensor]:
     _, sizes, inputs, labels = problem("unequal parts", dist.world_size(), torch.float64)
     mine = slice(sum(sizes[: dist.rank()]), sum(sizes[: dist.rank() + 1]))
