@@ -12,7 +12,9 @@ from tests.reference import softtriple_by_the_book as book
 from torch import Tensor
 
 from softtriple import SoftTripleLoss
-from softtriple.losses import Settings, center_spread, softtriple_objective
+from softtriple.errors import UserError
+from softtriple.losses import Settings, center_spread, sample_classes, softtriple_objective
+from softtriple.losses.softtriple import draw_pairs
 
 
 def loss_with(centers: Tensor, **options: float) -> SoftTripleLoss:
@@ -29,7 +31,7 @@ def loss_with(centers: Tensor, **options: float) -> SoftTripleLoss:
     scale=st.sampled_from([1.0, 20.0, 150.0]),
     gamma=st.sampled_from([0.003, 0.1, 2.0]),
     margin=st.sampled_from([0.0, 0.01, 0.4]),
-    tau=st.sampled_from([0.0, 0.2, 1.0]),
+    tau=st.sampled_from([-0.3, 0.0, 0.2, 1.0]),
     seed=st.integers(0, 10_000),
 )
 def test_value_and_gradients_are_the_papers(
@@ -120,6 +122,62 @@ def test_training_on_one_cluster_a_class_merges_the_centers(tau: float, epsilon:
         assert value.isfinite()
     assert loss.centers.isfinite().all()
     assert loss.distinct_centers().float().mean() < 2
+
+
+def test_below_zero_tau_pushes_centers_apart() -> None:
+    embeddings, labels, centers = random_problem(0, 12, 3, 4, 6)
+    spreads = {}
+    for tau in (-5.0, 0.0, 5.0):
+        loss = loss_with(centers, tau=tau)
+        optimizer = torch.optim.Adam([loss.centers], lr=0.05)
+        for _ in range(20):
+            optimizer.zero_grad()
+            loss(embeddings, labels).backward()
+            optimizer.step()
+        spreads[tau] = center_spread(F.normalize(loss.centers.detach(), dim=-1))
+    assert spreads[-5.0] > spreads[0.0] > spreads[5.0]
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.2])
+@pytest.mark.parametrize("prefixes", [(), (3,)])
+def test_synthesis_is_that_of_plain_loops(tau: float, prefixes: tuple[int, ...]) -> None:
+    embeddings, labels, centers = random_problem(1, 8, 4, 3, 5)
+    options = {"scale": 20.0, "gamma": 0.1, "margin": 0.01, "tau": tau}
+    loss = with_centers(SoftTripleLoss(4, 5, 3, synthesis=0.75, prefixes=prefixes, **options), centers)
+    torch.manual_seed(7)
+    value = loss(embeddings, labels)
+    gradients = torch.autograd.grad(value, (embeddings, loss.centers))
+    torch.manual_seed(7)  # the same draws again
+    pairs = draw_pairs(labels, 0.75)
+    shares = torch.distributions.Beta(0.4, 0.4).sample((pairs.shape[1],)).double()
+    unit, unit_centers = F.normalize(embeddings, dim=-1), F.normalize(centers, dim=-1)
+    expected = sum(
+        book.synthesis(unit[:, :d], labels, unit_centers[..., :d], pairs.T.tolist(), shares, **options)
+        for d in (*prefixes, 5)
+    )
+    torch.testing.assert_close(value, expected)
+    for ours, by_the_book in zip(gradients, torch.autograd.grad(expected, (embeddings, centers)), strict=True):
+        torch.testing.assert_close(ours, by_the_book)
+
+
+def test_synthesis_mixes_different_classes_in_training_only() -> None:
+    labels = torch.tensor([0, 0, 0, 1, 2, 2, 1, 0])
+    for seed in range(20):
+        torch.manual_seed(seed)
+        one, other = draw_pairs(labels, 0.5)
+        assert len(one) <= 4
+        assert (labels[one] != labels[other]).all()
+    embeddings, labels, centers = random_problem(2, 24, 3, 2, 4)
+    torch.manual_seed(0)
+    loss = with_centers(SoftTripleLoss(3, 4, 2, synthesis=1.0), centers)
+    plain = loss_with(centers)(embeddings, labels)
+    torch.testing.assert_close(loss.eval()(embeddings, labels), plain)
+    assert loss.train()(embeddings, labels) != plain
+
+
+def test_synthesis_needs_all_centers_in_one_process() -> None:
+    with pytest.raises(UserError, match=r"synthesis = 0\.5"):
+        sample_classes(SoftTripleLoss(10, 4, 2, synthesis=0.5), 0.5, seed=0)
 
 
 @pytest.mark.parametrize("tau", [0.0, 0.2])

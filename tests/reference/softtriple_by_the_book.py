@@ -58,3 +58,30 @@ def objective(
     w = [[unit(center) for center in of_class] for of_class in centers]
     similarity = [[relaxed([dot(xi, center) for center in of_class], gamma) for of_class in w] for xi in x]
     return softtriple_loss(similarity, labels.tolist(), scale, margin) + tau * regulariser(w)
+
+
+def synthesis(
+    embeddings: Tensor,
+    labels: Tensor,
+    centers: Tensor,
+    pairs: list[list[int]],
+    shares: Tensor,
+    *,
+    scale: float,
+    gamma: float,
+    margin: float,
+    tau: float,
+) -> Tensor:
+    """Eq. 8 over real and synthetic examples and classes, plus the regulariser of the real centres."""
+    x = list(embeddings)
+    w = [list(of_class) for of_class in centers]
+    numbers = labels.tolist()
+    for (i, j), share in zip(pairs, shares, strict=True):
+        x.append(share * embeddings[i] + (1 - share) * embeddings[j])
+        ours, theirs = centers[labels[i]], centers[labels[j]]
+        numbers.append(len(w))
+        w.append([share * a + (1 - share) * b for a, b in zip(ours, theirs, strict=True)])
+    x = [unit(row) for row in x]
+    w = [[unit(center) for center in of_class] for of_class in w]
+    similarity = [[relaxed([dot(xi, center) for center in of_class], gamma) for of_class in w] for xi in x]
+    return softtriple_loss(similarity, numbers, scale, margin) + tau * regulariser(w[: len(centers)])

@@ -173,6 +173,13 @@ def require_nonnegative(name: str, value: float) -> float:
     return value
 
 
+def require_finite(name: str, value: float) -> float:
+    """``value`` if it is a finite number."""
+    if not (is_number(value) and math.isfinite(value)):
+        raise UserError(f"{name} = {value!r} must be a finite number")
+    return value
+
+
 def check_embeddings(
     embeddings: Vectors, embedding_size: int, centers: Tensor | None, *, check_values: bool
 ) -> Float[Tensor, "batch dim"]:

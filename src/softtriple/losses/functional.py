@@ -9,7 +9,7 @@ w_c^k        ``centers[c, k]``        k-th unit centre of class c
 λ            ``scale``                inverse temperature over classes
 γ            ``gamma``                temperature over the centres of one class
 δ            ``margin``               margin by which an example's own class must win
-τ            ``tau``                  weight of the regulariser that merges centres
+τ            ``tau``                  weight of the regulariser that merges centres (below 0: pushes them apart)
 S'_{i,c}     ``soft_similarity``      relaxed similarity of example i to class c
 ===========  =======================  ===================================================
 
@@ -93,6 +93,24 @@ def softtriple_objective(
     similarity = soft_similarity(embeddings, centers, settings.gamma)
     loss = margin_softmax(similarity, labels, settings.scale, settings.margin)
     return loss + settings.tau * center_spread(centers, settings.smoothing)
+
+
+def mix_classes(
+    embeddings: Float[Tensor, "batch dim"],
+    labels: Int[Tensor, " batch"],
+    centers: Float[Tensor, "classes k dim"],
+    pairs: Int[Tensor, "2 mixed"],
+    shares: Float[Tensor, " mixed"],
+) -> tuple[Float[Tensor, "mixed dim"], Float[Tensor, "mixed k dim"]]:
+    """Synthetic examples, each of a synthetic class of its own (Proxy Synthesis, Gu et al., AAAI 2021).
+
+    ``pairs`` are rows of the batch. A pair is mixed in the proportion ``shares`` to ``1 - shares``, its unit embeddings
+    and, one by one, the unit centres of its two classes: what lies between two classes becomes a class to tell apart.
+    """
+    unit, unit_centers = F.normalize(embeddings, dim=-1), F.normalize(centers, dim=-1)
+    one, other = pairs
+    mixed = torch.lerp(unit[other], unit[one], shares[:, None])
+    return mixed, torch.lerp(unit_centers[labels[other]], unit_centers[labels[one]], shares[:, None, None])
 
 
 def coincident(dtype: torch.dtype) -> float:

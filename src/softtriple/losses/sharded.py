@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from softtriple import dist
+from softtriple.errors import UserError
 from softtriple.losses.base import Labels, Loss, Shard, Vectors, as_tensors
 from softtriple.losses.centers import MERGED, count_distinct, draw_centers, moved_to_data
 from softtriple.losses.softtriple import SoftTripleLoss, prefix_objective, prefix_working_bytes
@@ -54,6 +55,11 @@ class ShardedSoftTripleLoss(Loss):
 
     def __init__(self, loss: SoftTripleLoss) -> None:
         super().__init__(loss.num_classes, loss.embedding_size, validate=loss.validate)
+        if loss.synthesis:
+            raise UserError(
+                f"synthesis = {loss.synthesis} mixes classes, so all centres must be in one process: it works neither "
+                "over several ranks nor with sample_rate below 1"
+            )
         self.classes = range(self.num_classes)[dist.share(self.num_classes)]
         self.settings, self.prefixes = loss.settings, loss.prefixes
         self.centers = _own_centers(loss.centers, self.classes)

@@ -15,12 +15,15 @@ from softtriple.losses.base import (
     check_embeddings,
     check_labels,
     require_count,
+    require_finite,
     require_nonnegative,
     require_positive,
 )
 from softtriple.losses.centers import MERGED, CenterLoss, MergedCenters, merge, moved_to_data
-from softtriple.losses.functional import Settings, soft_similarity, softtriple_objective
+from softtriple.losses.functional import Settings, center_spread, mix_classes, soft_similarity, softtriple_objective
 from softtriple.losses.tiled import Part, RecycledMemory, tiled_objective, working_bytes
+
+MIXING = 0.4  # both parameters of the beta distribution that synthetic classes are mixed by, as in their paper
 
 
 class SoftTripleLoss(CenterLoss):
@@ -33,10 +36,12 @@ class SoftTripleLoss(CenterLoss):
         scale: λ, inverse temperature over classes.
         gamma: γ, temperature over the centres of a class.
         margin: δ, margin by which the true class must win.
-        tau: τ, weight of the regulariser.
+        tau: τ, weight of the regulariser. Below 0 it pushes the centres of a class apart instead of merging them.
         smoothing: added under the square root of the regulariser; the authors' code uses 1e-5.
         prefixes: widths of beginnings of the embedding that must work by themselves (Matryoshka, Kusupati et al.,
             NeurIPS 2022). The loss is the sum over these and the whole, each with the beginnings of the centres.
+        synthesis: share of each batch that is mixed with an example of another class into a synthetic example of a
+            synthetic class, in training only (Proxy Synthesis, Gu et al., AAAI 2021).
         validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
 
     ``HardTripleLoss`` is the limit gamma -> 0; ``NormalizedSoftmaxLoss`` is K = 1 without a margin. ``torch.func``
@@ -61,15 +66,19 @@ class SoftTripleLoss(CenterLoss):
         tau: float = 0.2,
         smoothing: float = 0.0,
         prefixes: Sequence[int] = (),
+        synthesis: float = 0.0,
         validate: bool = True,
     ) -> None:
         super().__init__(num_classes, embedding_size, centers_per_class, validate=validate)
         self.scale, self.gamma = require_positive("scale", scale), require_positive("gamma", gamma)
-        self.margin, self.tau = require_nonnegative("margin", margin), require_nonnegative("tau", tau)
+        self.margin, self.tau = require_nonnegative("margin", margin), require_finite("tau", tau)
         self.smoothing = require_nonnegative("smoothing", smoothing)
         self.prefixes = tuple(require_count("prefixes", width) for width in prefixes)
         if not all(a < b for a, b in zip(self.prefixes, (*self.prefixes[1:], self.embedding_size), strict=False)):
             raise UserError(f"prefixes = {list(prefixes)} must grow and be below the width, {self.embedding_size}")
+        if not 0 <= synthesis <= 1:
+            raise UserError(f"synthesis = {synthesis!r} must be from 0 to 1: the share of a batch that is mixed")
+        self.synthesis = synthesis
         self._memories = tuple(RecycledMemory() for _ in range(1 + len(self.prefixes)))
 
     @property
@@ -92,6 +101,8 @@ class SoftTripleLoss(CenterLoss):
         embeddings, labels = self.check_batch(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):  # centres and sums stay in float32
             centers = self.centers.to(embeddings.dtype)
+            if self.synthesis and self.training:
+                return self._mixed_objective(embeddings, labels, centers)
             if torch.compiler.is_compiling():
                 value = softtriple_objective(embeddings, labels, centers, self.settings)
                 for width in self.prefixes:
@@ -100,6 +111,28 @@ class SoftTripleLoss(CenterLoss):
                     )
                 return value
             return prefix_objective(embeddings, labels, centers, self.settings, self.prefixes, self._memories)
+
+    def _mixed_objective(
+        self, embeddings: Float[Tensor, "batch dim"], labels: Int[Tensor, " batch"], centers: Tensor
+    ) -> Float[Tensor, ""]:
+        """The objective with synthetic classes, which the regulariser leaves alone."""
+        pairs = draw_pairs(labels, self.synthesis)
+        beta = torch.distributions.Beta(MIXING, MIXING)
+        shares = beta.sample((pairs.shape[1],)).to(embeddings)
+        mixed, mixed_centers = mix_classes(embeddings, labels, centers, pairs, shares)
+        added = len(centers) + torch.arange(len(mixed), device=labels.device)
+        value = prefix_objective(
+            torch.cat([F.normalize(embeddings, dim=-1), mixed]),
+            torch.cat([labels, added]),
+            torch.cat([F.normalize(centers, dim=-1), mixed_centers]),
+            self.settings._replace(tau=0.0),
+            self.prefixes,
+            self._memories,
+        )
+        for width in (*self.prefixes, self.embedding_size):
+            spread = center_spread(F.normalize(centers[..., :width], dim=-1), self.smoothing)
+            value = value + self.tau * spread
+        return value
 
     def compare(
         self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
@@ -156,10 +189,19 @@ class SoftTripleLoss(CenterLoss):
             "tau",
             "smoothing",
             "prefixes",
+            "synthesis",
             "validate",
         )
         options = [f"{name}={getattr(self, name)}" for name in names]
         return ", ".join([*options[:2], f"centers_per_class={self.centers.shape[1]}", *options[2:]])
+
+
+def draw_pairs(labels: Int[Tensor, " batch"], share: float) -> Int[Tensor, "2 mixed"]:
+    """Random pairs of rows of different classes, at most ``share`` of the batch; random as PyTorch's generator is."""
+    count = round(share * len(labels))
+    one, other = (torch.randperm(len(labels))[:count].to(labels.device) for _ in range(2))
+    differ = labels[one] != labels[other]
+    return torch.stack([one[differ], other[differ]])
 
 
 def prefix_objective(

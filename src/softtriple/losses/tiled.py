@@ -114,7 +114,7 @@ def tiled_objective(
 def working_bytes(batch: int, shape: torch.Size, tau: float, element_size: int) -> int:
     """Approximate scratch memory of ``tiled_objective`` for centres of ``shape``."""
     num_classes, k, dim = shape
-    numbers = num_classes * k * (1 + k if tau > 0 and k > 1 else 1)  # norms, and the regulariser's matrices
+    numbers = num_classes * k * (1 + k if tau and k > 1 else 1)  # norms, and the regulariser's matrices
     numbers += 8 * min(TILE_NUMBERS_CPU, num_classes * k * max(batch, dim // 4)) + 4 * batch * dim
     workspace = num_classes * (k + 1) * batch
     fits_gradient = (k + 1) * batch <= k * dim
@@ -188,7 +188,7 @@ def _forward(
     unit = embeddings / norms
     examples = (unit / settings.gamma).T.contiguous()
     inverse_norms = centers.new_empty(num_classes, k, 1)
-    mixing = centers.new_empty(num_classes, k, k) if settings.tau > 0 and k > 1 else None
+    mixing = centers.new_empty(num_classes, k, k) if settings.tau and k > 1 else None
     size, tiles = _tiles(labels, centers, all_local=part is None)
     total_distance, own_logits, log_totals = centers.new_zeros(()), unit.new_zeros(len(unit)), []
     for tile, weights, inverse, mix, workspace in zip(
