@@ -32,7 +32,7 @@ def main() -> None:
         runs = [measure(data, seed, options.settings) for seed in range(options.seeds)]
         rows.append({"data": data.partition(":")[0], "settings": options.settings, "runs": runs})
         print(text(rows[-1:]), flush=True)
-    save(options.name, machine("torch"), rows, text(rows))
+        save(options.name, machine("torch"), rows, text(rows))  # after each, since some take hours
 
 
 def measure(data: str, seed: int, settings: list[str]) -> dict[str, Any]:

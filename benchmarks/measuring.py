@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import random
+import re
 import statistics
 import subprocess
 import sys
@@ -76,7 +77,9 @@ def save(name: str, where: dict[str, Any], rows: list[dict[str, Any]], text: str
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"machine": where, "rows": rows}, indent=1) + "\n")
     described = ", ".join(f"{key} {value}" for key, value in where.items())
-    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    # Where data are on this machine is of no use to others.
+    arguments = [re.sub(r"[^\s:]*/", "", argument) for argument in sys.argv[1:]]
+    command = " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *arguments])
     (RESULTS / f"{name}.md").write_text(f"`{command}`: {described}\n\n{text}\n")
 
 
