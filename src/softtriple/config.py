@@ -98,12 +98,13 @@ class TrainConfig:
 
     # A budget for training a network with published weights, which decides what is trained; the decision is recorded
     minutes: Number | None = None
-    epochs: Count | Auto = "auto"  # about 460 steps for a head on fixed features, else the paper's 50
+    # About 460 steps for a head on fixed features, 8 for layers with published weights, else the paper's 50
+    epochs: Count | Auto = "auto"
     batch_size: Positive | Auto = "auto"  # 128 for a head on fixed features, else the paper's 32
     lr: Number | Auto = "auto"  # head on fixed features 4e-4 (texts 1.6e-3), published weights 1e-4, from scratch 1e-3
-    head_lr: Number | None = None  # the linear head; None: same as the backbone
+    head_lr: Number | Auto = "auto"  # the linear head; auto: 4e-4 above layers with published weights, else as lr
     center_lr: Number = 1e-2
-    schedule: Literal["auto", "step", "cosine"] = "auto"  # auto: cosine for a head on fixed features, else step
+    schedule: Literal["auto", "step", "cosine"] = "auto"  # auto: step for networks from scratch, else cosine
     milestones: tuple[Count, ...] | Auto = "auto"  # step: epochs after which rates drop tenfold; auto: at 40 % and 80 %
     weight_decay: Number = 0.0
     adam_epsilon: Number = 1e-8
@@ -114,7 +115,8 @@ class TrainConfig:
     # Whether held-out training classes decide where a head on fixed features starts and how far it trains
     choose: Literal["on", "off"] = "on"
     stop_after: Count | Auto = "auto"  # epochs to train, at most all ``epochs`` that the schedule is laid out for
-    interpolate: Number | Auto = "auto"  # share of the way from the start of the head to its end; 1 keeps the end
+    # Share of the way from the start of training to its end; 1 keeps the end
+    interpolate: Number | Auto = "auto"
     evaluate_every: Count = 0  # epochs; 0: only at the end
     # auto: bfloat16 on CUDA devices that support it, float16 on others; on a CPU bfloat16 for networks with published
     # weights if it has instructions for it, else float32

@@ -47,7 +47,7 @@ def benchmark(items: Items) -> Benchmark:
         ("vectors", ["model.hidden=[5]"], ["mlp", "none", "average", False, "off", "all"]),
         ("texts", [], ["text", "none", "average", False, "off", "head"]),
         ("drawings", [], ["conv-small", "affine", "average", False, "off", "all"]),
-        ("photographs", [], ["efficientnet-lite0", "crop", "average+max", True, "statistics", "auto"]),
+        ("photographs", [], ["efficientnet-lite0", "auto", "average+max", True, "statistics", "auto"]),
     ],
 )
 def test_the_data_decide(kind: str, settings: list[str], chosen: list[object]) -> None:
@@ -98,7 +98,11 @@ HEAD = ["model.trainable=head", "model.head_init=whitened"]
         (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (4, 8), 4e-4, 3]),
         (["model.backbone=linear", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
         (["model.backbone=conv-small", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
-        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 50, "step", (20, 40), 1e-4, 10]),
+        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 8, "cosine", (3, 6), 1e-4, 3]),
+        (
+            ["model.backbone=efficientnet-lite0", "model.trainable=all", "train.choose=off"],
+            [32, 50, "step", (20, 40), 1e-4, 10],
+        ),
         (["model.backbone=conv-small", "train.epochs=10"], [32, 10, "step", (4, 8), 1e-3, 10]),
     ],
 )
@@ -108,6 +112,25 @@ def test_what_is_trained_decides_the_budget(settings: list[str], chosen: list[ob
     decided = [train.batch_size, train.epochs, train.schedule, train.milestones, train.lr]
     assert [*decided, config.loss.centers_per_class] == chosen
     assert resolve_training(config, np.full(100, 60), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("backbone", "trainable", "choose", "chosen"),
+    [
+        ("efficientnet-lite0", "all", "on", ["resized-crop", 4e-4, 0.5]),
+        ("efficientnet-lite0", "last:2", "on", ["resized-crop", 4e-4, 0.5]),
+        ("efficientnet-lite0", "head", "on", ["crop", 4e-4, "auto"]),
+        ("efficientnet-lite0", "all", "off", ["crop", 1e-4, "auto"]),  # the paper's protocol
+        ("module:Net", "all", "on", ["crop", 1e-4, "auto"]),  # nobody knows whether it starts from weights
+    ],
+)
+def test_published_weights_are_changed_with_care(
+    backbone: str, trainable: str, choose: str, chosen: list[object]
+) -> None:
+    settings = [f"model.backbone={backbone}", f"model.trainable={trainable}", f"train.choose={choose}"]
+    config = with_settings(Config(), [*settings, "model.head_init=whitened"])
+    config = resolve_training(config, np.full(100, 60), QUIET)
+    assert [config.data.augment, config.train.head_lr, config.train.interpolate] == chosen
 
 
 @pytest.mark.parametrize(
@@ -175,8 +198,8 @@ def test_without_a_budget_the_device_decides_what_is_trained(device: str, traina
     [
         (100, Plan("all", None, 50, 5000.0)),
         (20, Plan("all", None, 12, 1200.0)),
-        (10, Plan("all", 160, 11, 11 * 1000 / 10 / 1.96)),  # (224 / 160)² = 1.96 times as fast
-        (5, Plan("head", None, 50, 1000 * 4 / 40)),
+        (5, Plan("all", 160, 5, 5 * 1000 / 10 / 1.96)),  # (224 / 160)² = 1.96 times as fast
+        (2, Plan("head", None, 50, 1000 * 4 / 40)),
     ],
 )
 def test_a_budget_is_spent_on_as_much_of_the_network_as_it_allows(minutes: int, first: Plan) -> None:
@@ -196,9 +219,9 @@ def test_a_plan_is_recorded_instead_of_its_budget(monkeypatch: pytest.MonkeyPatc
     config = with_settings(Config(), ["train.minutes=0.2", "train.epochs=20"])
     chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
     assert (chosen.model.trainable, chosen.train.epochs, chosen.train.minutes) == ("all", 12, None)
-    config = with_settings(config, ["train.minutes=0.1"])
+    config = with_settings(config, ["train.minutes=0.05"])
     chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
-    assert (chosen.model.input_size, chosen.model.eval_size, chosen.train.epochs) == (160, 224, 11)
+    assert (chosen.model.input_size, chosen.model.eval_size, chosen.train.epochs) == (160, 224, 5)
     config = with_settings(config, ["model.input_size=224"])  # a size that was asked for is kept
     chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
     assert (chosen.model.trainable, chosen.model.input_size) == ("head", 224)

@@ -110,7 +110,7 @@ class Feeds:
         self._encoder, self._reporter, self.frozen = encoder, reporter, frozen
         self._augment, self._seed, self._views, self._cache_bytes = augment, seed, views, cache_bytes
         self._workers = workers
-        self._caches: dict[tuple[str, ...], ImageCache | None] = {}
+        self._caches: dict[tuple[tuple[str, ...], int], ImageCache | None] = {}
 
     def training(self, split: Split) -> Feed:
         """Augmented batches."""
@@ -129,28 +129,30 @@ class Feeds:
         preprocess = self._encoder.preprocess
         if not isinstance(preprocess, Preprocess):
             return Reading(workers=self._workers)
-        # Augmented views have the size of training, which the size of evaluation may differ from.
+        # Augmented views have the size of training, which the size of evaluation may differ from. Boxes of any size are
+        # taken from the larger image, which has more to show.
         view = preprocess.eval_view
         if augment != "none":
-            view = View(size=preprocess.size, resize=preprocess.resize, augment=augment)
+            resize = max(preprocess.resize, view.resize or 0) if augment == "resized-crop" else preprocess.resize
+            view = View(size=preprocess.size, resize=resize, augment=augment)
         seed = 0 if augment == "none" else self._seed
         return Reading(view, seed, self._image_cache(split, view), self._workers)
 
     def _image_cache(self, split: Split, view: View) -> ImageCache | None:
         if not isinstance(split.items, ImageFiles) or not self._cache_bytes or view.resize is None:
             return None
-        paths = split.items.paths
-        if paths not in self._caches:
+        paths, side = split.items.paths, view.resize
+        if (paths, side) not in self._caches:
             # Held-out images are part of the training half: no need to decode and cache them twice.
             for cache in self._caches.values():
-                if cache is not None and cache.rows.keys() >= set(paths):
+                if cache is not None and cache.short_side == side and cache.rows.keys() >= set(paths):
                     return cache
             with dist.main_first(), self._reporter.task("reading images") as update:
-                self._caches[paths] = open_cache(
-                    split.items, view.resize,
+                self._caches[paths, side] = open_cache(
+                    split.items, side,
                     budget=self._cache_bytes, notify=self._reporter.note, workers=self._workers, progress=update,
                 )  # fmt: skip
-        return self._caches[paths]
+        return self._caches[paths, side]
 
     def _cached(self, split: Split, reading: Reading, views: int) -> Feed | None:
         uncached = not self.frozen or not self._cache_bytes or isinstance(split.items, Vectors)

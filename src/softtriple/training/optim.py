@@ -23,7 +23,7 @@ def build_optimizer(encoder: Encoder, loss: Loss, config: TrainConfig) -> torch.
     backbone = [parameter for parameter in encoder.backbone.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [
         {"part": "backbone", "params": backbone, "lr": config.lr},
-        {"part": "head", "params": head, "lr": config.lr if config.head_lr is None else config.head_lr},
+        {"part": "head", "params": head, "lr": config.lr if config.head_lr == "auto" else config.head_lr},
         *({"part": "loss", **group} for group in loss.param_groups(center_lr=config.center_lr)),
     ]
     groups = [{**group, "base_lr": group["lr"]} for group in groups if group["params"]]

@@ -1,7 +1,7 @@
 """Where training starts, and what held-out training classes decide about it before the first step of the final run."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -164,6 +164,21 @@ def initialize_centers(loss: Loss, encoder: Encoder, features: Tensor, labels: n
     head = encoder.head
     vectors = nn.functional.normalize(head(features.float().to(next(head.parameters()).device)), dim=-1)
     loss.initialize_centers(vectors.to(device), torch.from_numpy(labels).to(device))
+
+
+def trained_values(encoder: Encoder) -> dict[str, Tensor]:
+    """Copies of the parameters that will be trained, by name."""
+    return {name: p.detach().cpu().clone() for name, p in encoder.named_parameters() if p.requires_grad}
+
+
+@torch.no_grad()
+def return_towards(encoder: Encoder, start: Mapping[str, Tensor], share: float) -> None:
+    """Move the trained parameters back to ``share`` of the way from ``start`` to where they are (WiSE-FT)."""
+    if share == 1:
+        return
+    for name, parameter in encoder.named_parameters():
+        if name in start:
+            parameter.copy_(torch.lerp(start[name].double(), parameter.cpu().double(), share))
 
 
 def _told(start: Start) -> str:

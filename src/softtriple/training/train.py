@@ -27,7 +27,7 @@ from softtriple.models import (
 )
 from softtriple.models.backbones.module import module_name
 from softtriple.models.features import Feed, Feeds, Rows, feature_rows
-from softtriple.models.heads import Head, closed_form_head
+from softtriple.models.heads import closed_form_head
 from softtriple.progress import Reporter
 from softtriple.training.auto import (
     CUSTOM,
@@ -46,14 +46,22 @@ from softtriple.training.building import build_configured_loss, build_encoder, b
 from softtriple.training.calibrating import unseen_embeddings
 from softtriple.training.card import write_card
 from softtriple.training.checkpoint import find_checkpoints
-from softtriple.training.choose import class_splits, instance_splits, interpolate
+from softtriple.training.choose import class_splits, instance_splits
 from softtriple.training.continuing import check_start, continued_config, keep_centers
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit
 from softtriple.training.loading import advising_to_skip, check_lists, divide, load_data
 from softtriple.training.measure import embed_split, evaluate_benchmark, evaluate_prefixes
 from softtriple.training.run import Run
-from softtriple.training.start import HeadProblem, choose, head_start, initialize_backbone, initialize_centers
+from softtriple.training.start import (
+    HeadProblem,
+    choose,
+    head_start,
+    initialize_backbone,
+    initialize_centers,
+    return_towards,
+    trained_values,
+)
 from softtriple.training.tracking import check_trackers, tracking
 
 Data = str | Benchmark | tuple[Any, Any]
@@ -194,7 +202,7 @@ def prepare(
     config = resolve_dim(config, network.num_features, len(rows))
     encoder = build_encoder(config, benchmark, class_names, network)
     feeds = training_feeds(config, encoder, reporter)
-    reading = feeds.reading(benchmark.train, config.data.augment)
+    reading = feeds.reading(benchmark.train, "crop" if config.data.augment == "auto" else config.data.augment)
     size = config.model.input_size
     config = dist.from_main(
         lambda: choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
@@ -202,8 +210,8 @@ def prepare(
     if config.model.input_size != size:  # the plan trains on smaller images
         network = build_network(config, benchmark, backbone)
         encoder = build_encoder(config, benchmark, class_names, network)
-        feeds = training_feeds(config, encoder, reporter)
     config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
+    feeds = training_feeds(config, encoder, reporter)
     config = resolve_precision(config, dist.device(), reporter)
     config = resolve_compile(config, len(rows), dist.device(), reporter)
     if loss is not None:
@@ -228,12 +236,16 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     if config.model.head_init != "random" and config.train.start is None:
         initialize_backbone(encoder, benchmark.train)  # before its features are computed, and cached
     training = feeds.training(benchmark.train).only(prepared.rows, prepared.labels)
-    baselines, start = {} if directory is None else directory.read_reports(directory.baseline_file), None
+    baselines = {} if directory is None else directory.read_reports(directory.baseline_file)
+    start: dict[str, Tensor] = {}
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
     if not (resuming and baselines and config.train.interpolate == 1):  # else a checkpoint has all that follows
-        features = feature_rows(encoder, training)
+        # Cached features are of augmented views; a network that will be trained starts from what evaluation sees.
+        seen = training if training.first else feeds.evaluation(benchmark.train).only(prepared.rows, prepared.labels)
+        features = feature_rows(encoder, seen)
         baselines = baselines or _measure_baseline(prepared, features, directory)
-        config, start = _start(prepared, encoder.head_input(features), training, loss, device, reporter)
+        config = _start(prepared, encoder.head_input(features), training, loss, device, reporter)
+        start = trained_values(encoder)
     if directory is not None and dist.is_main():
         directory.write_config(config)
 
@@ -255,11 +267,8 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
             directory=directory, evaluate=evaluate_epoch, device=device, reporter=reporter,
             track=tracker.log,
         )  # fmt: skip
-        share = config.train.interpolate
-        assert share != "auto"
-        if start is not None and share < 1:
-            assert isinstance(encoder.head, nn.Linear)
-            encoder.set_head(*interpolate(start, (encoder.head.weight.cpu(), encoder.head.bias.cpu()), share))
+        assert config.train.interpolate != "auto"
+        return_towards(encoder, start, config.train.interpolate)
         loss = _whole(loss, prepared.loss, directory)
         if directory is not None and dist.is_main():
             encoder.save(directory.encoder)
@@ -306,15 +315,15 @@ def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | 
 
 def _start(
     prepared: Prepared, features: Tensor, training: Feed, loss: Loss, device: torch.device, reporter: Reporter
-) -> tuple[Config, Head | None]:
-    """Decide where the head starts and how long it trains, and put head and centres there; the head, if not random."""
+) -> Config:
+    """Decide where the head starts and how long it trains, and put head and centres there."""
     config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
     if config.train.start is not None:
         initialize_centers(loss, encoder, features, labels)
         kept = keep_centers(loss, encoder.class_names, config.train.start)
         new = counted(len(encoder.class_names) - kept, "class")
         reporter.note(f"starts from {config.train.start}: centres of {counted(kept, 'class')} kept, {new} new")
-        return replace(config, train=replace(config.train, interpolate=1.0)), None
+        return replace(config, train=replace(config.train, interpolate=1.0))
     # Held out is what the test holds out: other classes, or other items of the same classes.
     same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
     splits = (instance_splits if same_classes else class_splits)(labels)
@@ -326,12 +335,10 @@ def _start(
         encoder, features, labels, training, splits, build_trial_loss, device, config.model.dims or (encoder.dim,)
     )
     config = choose(config, problem, reporter)
-    if config.model.head_init == "random":
-        return config, None
-    start = closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config))
-    encoder.set_head(*start)
-    initialize_centers(loss, encoder, features, labels)
-    return config, start
+    if config.model.head_init != "random":
+        encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config)))
+        initialize_centers(loss, encoder, features, labels)
+    return config
 
 
 def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchmark:
