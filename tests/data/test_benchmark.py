@@ -1,4 +1,6 @@
 import os
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,15 +15,18 @@ from softtriple.data.benchmark import (
     Split,
     Texts,
     Vectors,
+    absolute_path,
     contiguous_labels,
     divide,
     divided,
     fingerprint,
     hold_out_classes,
     index_names,
+    item_ids,
     name_order,
     part_of,
 )
+from softtriple.errors import UserError
 
 
 def labelled(labels: list[int]) -> Split:
@@ -224,3 +229,27 @@ def test_a_benchmark_notices_other_labels_names_and_items():
     marks = [item.fingerprint() for item in (toy(), toy(train=(0, 1)), toy(names=("x", "z")), fewer)]
     assert len(set(marks)) == 4
     assert toy().fingerprint() == marks[0]
+
+
+# Ids of items: paths of files, hashes of everything else, and numbers for copies.
+
+
+def test_files_are_named_by_their_absolute_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert item_ids(ImageFiles(("a.png", "/b.png")), Counter()) == [str(tmp_path / "a.png"), "/b.png"]
+    with pytest.raises(UserError, match="Unicode"):
+        absolute_path("\udcff.png")
+
+
+def test_copies_are_numbered_across_calls() -> None:
+    copies: Counter[str] = Counter()
+    (one,) = item_ids(Texts(("one",)), copies)
+    assert one.startswith("sha256:")
+    assert item_ids(Texts(("one", "two")), copies)[0] == f"{one}#2"
+
+
+def test_content_decides_for_arrays() -> None:
+    for items in (Vectors(np.eye(2, dtype=np.float32)), ImageArray(np.arange(8, dtype=np.uint8).reshape(2, 2, 2))):
+        first, second = item_ids(items, Counter())
+        assert first != second
+        assert item_ids(items.take(np.array([1])), Counter()) == [second]

@@ -7,10 +7,11 @@ labelled items by class or by instance.
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Float32, Int64, UInt8
@@ -120,6 +121,39 @@ def _update(digest: "hashlib._Hash", array: np.ndarray) -> None:
         digest.update(np.ascontiguousarray(array).data)
 
 
+def item_ids(items: Items, copies: Counter[str]) -> list[str]:
+    """The id of each item, by which stores and tables of labels refer to it: the path of a file, else a content hash.
+
+    ``copies`` counts the items with the same name so far; the second one gets the suffix #2, and so on.
+    """
+    match items:
+        case ImageFiles(paths):
+            names = [absolute_path(path) for path in paths]
+        case Texts(values):
+            names = [_content_id(value.encode()) for value in values]
+        case ImageArray(array) | ImageList(array) | Vectors(array):
+            names = [_content_id(row.tobytes()) for row in array]
+    ids = []
+    for name in names:
+        copies[name] += 1
+        ids.append(name if copies[name] == 1 else f"{name}#{copies[name]}")
+    return ids
+
+
+def absolute_path(path: str) -> str:
+    """``path`` as an absolute path, or UserError if it is not Unicode."""
+    absolute = str(Path(path).absolute())  # resolve() raises on a circular link
+    try:
+        absolute.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{path!r}: the name is not Unicode, which stores require; rename the file") from error
+    return absolute
+
+
+def _content_id(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()[:32]}"
+
+
 @dataclass(frozen=True, eq=False)
 class Split:
     """Items with the class of each.
@@ -199,6 +233,11 @@ class Benchmark:
         """The splits by name: train, test and, if there is one, gallery."""
         splits = {"train": self.train, "test": self.test}
         return splits if self.gallery is None else {**splits, "gallery": self.gallery}
+
+    def with_splits(self, splits: Mapping[str, Split], **changes: Any) -> "Benchmark":
+        """This benchmark with other ``splits``, named as in the property, and other ``changes`` to its fields."""
+        train, test, gallery = (splits.get(name) for name in ("train", "test", "gallery"))
+        return replace(self, train=train, test=test, gallery=gallery, **changes)
 
     def fingerprint(self) -> str:
         """A digest of the labels, the class names and the ``fingerprint`` of the items, to notice changed data."""

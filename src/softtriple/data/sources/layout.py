@@ -73,8 +73,7 @@ def check_complete(benchmark: Benchmark, root: Path, on_error: OnError, expected
     if not complaints:
         return with_notes(benchmark)
     skipped = tuple(str(ImageError(path, "no such file")) for path in missing)
-    train, test, gallery = kept["train"], kept["test"], kept.get("gallery")
-    smaller = replace(benchmark, train=train, test=test, gallery=gallery, skipped=benchmark.skipped + skipped)
+    smaller = benchmark.with_splits(kept, skipped=benchmark.skipped + skipped)
     return mark_incomplete(smaller, root, on_error, "; ".join(complaints))
 
 
