@@ -22,7 +22,7 @@ def download(
     ] = None,
 ) -> None:
     """Download NAME, verify it, and say what it may be used for; an interrupted download continues where it stopped."""
-    from softtriple.data.download import PUBLICATIONS, get_benchmark
+    from softtriple.data.sources.publications import PUBLICATIONS, get_benchmark
     from softtriple.errors import UserError, did_you_mean
     from softtriple.progress import Reporter
 
