@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, did_you_mean, first_line
 from softtriple.files import atomic_write
 from softtriple.interop.quantize import quantize_weights
 from softtriple.losses import Loss
@@ -190,9 +190,8 @@ def export_encoder(
         except OSError:
             raise
         except Exception as error:  # each exporter and runtime has its own exceptions
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(
-                f"cannot export {encoder.config.backbone} as {format} ({reason}); try another --format"
+                f"cannot export {encoder.config.backbone} as {format} ({first_line(error)}); try another --format"
             ) from error
         if not difference <= (tolerance := INT8_TOLERANCE if int8 else TOLERANCE):
             raise UserError(

@@ -13,11 +13,10 @@ from typing import Any
 
 from softtriple.config import Config
 from softtriple.data.sources import EMBEDDED, SCHEMES
-from softtriple.errors import UserError
+from softtriple.errors import UserError, first_line
 from softtriple.files import atomic_folder
 from softtriple.interop.export import export_encoder
-from softtriple.models.backbones.libraries import first_line
-from softtriple.models.hub import check_repository, connect, snapshot
+from softtriple.models.repository import check_repository, connect, snapshot
 from softtriple.models.saving import open_encoder
 from softtriple.models.weights import is_url
 from softtriple.training import Run

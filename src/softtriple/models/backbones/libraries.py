@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, did_you_mean, first_line
 
 CONFIG = "config.json"
 # What a model folder needs for us; neither code nor pickles.
@@ -44,11 +44,6 @@ def import_library(package: str, name: str) -> Any:
         return importlib.import_module(package)
     except (ImportError, RuntimeError) as error:  # torchvision raises either if it does not fit the installed torch
         raise UserError(f"{name}: {package} cannot be imported ({first_line(error)}); {_TORCHVISION}") from error
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def model_folder(name: str) -> Path:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from softtriple.errors import UserError
-from softtriple.models.backbones.libraries import first_line, import_library
+from softtriple.errors import UserError, first_line
+from softtriple.models.backbones.libraries import import_library
 from softtriple.models.backbones.stages import LibraryNetwork, StagedNetwork
 from softtriple.models.preprocess import Preprocess
 from softtriple.models.weights import load_exactly, read_weights
