@@ -140,6 +140,14 @@ def to_rgb(image: Image.Image, name: str) -> Image.Image:
     return upright.convert("RGB")
 
 
+def array_to_rgb(pixels: np.ndarray, name: str) -> Image.Image:
+    """An 8-bit array of height×width×3, or height×width, as an RGB image; ``name`` stands for it in errors."""
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
+        shape = "×".join(map(str, pixels.shape))
+        raise UserError(f"{name}: expected uint8 of height×width×3 (or height×width), got {pixels.dtype} of {shape}")
+    return to_rgb(Image.fromarray(pixels), name)
+
+
 def missing_plugin(path: str) -> str | None:
     """How to install the decoder for ``path`` if its suffix needs one that is missing."""
     name, install = _PLUGINS.get(Path(path).suffix.lower(), (None, None))
