@@ -1,4 +1,4 @@
-"""Resumable downloads: several mirrors, and a file that takes its name once its checksum is verified."""
+"""Resumable downloads from several mirrors; a file gets its final name once its checksum is verified."""
 
 import hashlib
 import re
@@ -15,28 +15,28 @@ from filelock import FileLock
 
 from softtriple.errors import UserError
 
-TIMEOUT = 60.0  # seconds without a byte before a connection counts as broken
-RETRIES = 4  # attempts in a row without progress before the next mirror
-PAUSE = 1.0  # seconds before the first of them; doubled each time
+TIMEOUT = 60.0  # seconds without data after which a connection is given up
+RETRIES = 4  # consecutive attempts without progress before trying the next mirror
+PAUSE = 1.0  # seconds before the first retry; doubled each time
 _CHUNK = 1 << 16
 
 Progress = Callable[[int, int], None]
 
 
 class DownloadError(UserError):
-    """No mirror gave the file."""
+    """No mirror delivered the file."""
 
 
 class _RefusedError(Exception):
-    """What a mirror sends is not the file."""
+    """A mirror sent something other than the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
-    """A published file: its name on disk, its mirrors, and what it is verified by.
+    """A published file: its name on disk, its mirrors and its checksum.
 
-    ``urls`` is empty if there is no direct link. ``checksum`` is ``"md5:…"`` or ``"sha256:…"``, which may be the
-    beginning of the digest; None if none is published. More than ``limit`` bytes are not accepted.
+    ``urls`` is empty if there is no direct link. ``checksum`` is ``"md5:…"`` or ``"sha256:…"`` with the digest or its
+    beginning; None if none is published. At most ``limit`` bytes are accepted.
     """
 
     name: str
@@ -48,12 +48,12 @@ class RemoteFile:
 def fetch(file: RemoteFile, folder: Path, *, progress: Progress = lambda *_: None) -> Path:
     """The path of ``file`` in ``folder``, downloaded if it is not there yet.
 
-    An interrupted download continues where it stopped, also from another mirror. Without a checksum it continues only
-    within the call, and only if the server confirms that the file is the same.
+    An interrupted download is resumed, also from another mirror. Without a checksum it is resumed only within the same
+    call, and only if the server confirms that the file has not changed.
     """
     path, part = folder / file.name, folder / f"{file.name}.part"
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f".{file.name}.lock"):  # several ranks may ask for the same file
+    with FileLock(folder / f".{file.name}.lock"):  # several ranks may request the same file
         if path.is_file():
             if (complaint := _mismatch(path, file.checksum)) is not None:
                 raise UserError(f"{path}: {complaint}. Move it elsewhere to download the published file.")
@@ -74,7 +74,7 @@ def fetch(file: RemoteFile, folder: Path, *, progress: Progress = lambda *_: Non
 def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress) -> None:
     """Complete ``part`` from ``url`` and verify it."""
     if file.checksum is None:
-        part.unlink(missing_ok=True)  # nothing would reveal a mixture of two versions
+        part.unlink(missing_ok=True)  # a mixture of two versions would go unnoticed
     continued = part.exists()
     stalled, validator = 0, None
     while True:
@@ -102,13 +102,13 @@ def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress) -> N
         part.unlink()
         if not continued:
             raise _RefusedError(complaint)
-        _fetch_from(url, file, part, progress)  # what it continued may have been at fault
+        _fetch_from(url, file, part, progress)  # once more from the start: the old part may have been corrupt
 
 
 def _receive(
     url: str, file: RemoteFile, part: Path, validator: str | None, progress: Progress
 ) -> tuple[bool, str | None]:
-    """Append to ``part`` what one response sends; whether that is all, and what identifies the version of the file."""
+    """Append one response to ``part``; returns whether it is complete, and the ETag or date of the file."""
     start = _size(part)
     if start and file.checksum is None and validator is None:
         start = 0
@@ -147,7 +147,7 @@ def _write(out: BinaryIO, chunk: bytes, part: Path) -> None:
 
 
 def _raise_if_local(error: Exception) -> None:
-    """Raise an error of the disk; those of the network name no file, except HTTPError, which names the URL."""
+    """Raise ``error`` if it is about the local disk: network errors have no file name, except HTTPError (the URL)."""
     if isinstance(error, OSError) and error.filename is not None and not isinstance(error, HTTPError):
         raise error
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, first_line
 from softtriple.files import atomic_write, write_text
 from softtriple.models.description import FORMAT, Description, EncoderConfig, identity, read_description
 from softtriple.models.lora import merged_state
@@ -92,7 +92,7 @@ def load_encoder(saved: SavedEncoder, build: Callable[[], Module]) -> Module:
         with torch.device("meta"):
             encoder = build()
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{description}: cannot build an encoder from this file ({error})") from error
+        raise UserError(f"{description}: no encoder can be built from this file ({first_line(error)})") from error
     check_fit(encoder, read_shapes(weights), str(weights))
     if saved.description.sha256 != sha256_of(weights):
         raise UserError(f"{weights}: damaged, or not the weights that {_DESCRIPTION} belongs to")

@@ -1,4 +1,4 @@
-"""A benchmark from values in memory: paths, texts, images or vectors, with a label for each."""
+"""A benchmark from paths, texts, images or vectors in memory, with a label for each."""
 
 import os
 from collections.abc import Sequence
@@ -20,12 +20,9 @@ from softtriple.data.benchmark import (
     Split,
     Texts,
     Vectors,
-    contiguous_labels,
-    divide,
-    divided,
-    index_names,
 )
 from softtriple.data.images import IMAGE_SUFFIXES, array_to_rgb, to_rgb
+from softtriple.data.splitting import contiguous_labels, divide, divided, index_names
 from softtriple.errors import UserError
 
 

@@ -188,7 +188,7 @@ def get_benchmark(name: str, to: Path | None = None, *, reporter: Reporter) -> P
 
 
 def _fetch_one_way(publication: Publication, downloads: Path, reporter: Reporter) -> tuple[Part, ...]:
-    """Download the files of the first way that works, into ``downloads``."""
+    """Download the files of the first way that works to ``downloads``."""
     failures = []
     for parts in publication.ways:
         try:
@@ -217,8 +217,8 @@ def _verify(name: str, root: Path, reporter: Reporter) -> None:
 def unpack(archive: Path, folder: Path, *, strip: int = 0, progress: Progress = lambda *_: None) -> None:
     """Unpack the files of a zip or tar archive into ``folder``, without the first ``strip`` folders of their names.
 
-    UserError for a name that leads out of ``folder`` and for more than `MAX_RATIO` times the bytes of the archive.
-    Links and devices are left out.
+    UserError for a name that leads out of ``folder``, and if the content exceeds `MAX_RATIO` times the archive. Links
+    and devices are skipped.
     """
     size = archive.stat().st_size
     left = MAX_RATIO * size
