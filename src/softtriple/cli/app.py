@@ -1,4 +1,4 @@
-"""The application: options that several verbs share, and how errors end. Verbs import torch when they run."""
+"""The application: shared options and error handling. Verbs import torch only when they run."""
 
 import json
 import os
@@ -27,9 +27,12 @@ app = typer.Typer(
 Data = Annotated[
     str, typer.Argument(help="Folder, .csv, .npz, .parquet, cub:PATH, ..., glyphs or digits.", metavar="DATA")
 ]
-RunArgument = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
+RunArgument = Annotated[Path, typer.Argument(help="Run directory.", metavar="RUN")]
 StoreOption = Annotated[
-    str, typer.Option("--store", help="A folder, s3://bucket/path, or http://host:19530/DB for Milvus.", metavar="URI")
+    str,
+    typer.Option(
+        "--store", help="Vector store: a folder, s3://bucket/path, or http://host:19530/DB for Milvus.", metavar="URI"
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")]
 Settings = Annotated[
@@ -56,16 +59,18 @@ DataSettings = Annotated[
 ]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
-    typer.Option("--on-error", help="If a file cannot be read: stop (default), or skip it and say why."),
+    typer.Option("--on-error", help="What to do with unreadable files: stop (default), or skip them and say why."),
 ]
 
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Let the run load its encoder by name, from a folder or a hub, if it lacks its own."),
+    typer.Option(
+        "--trust", help="Let an old run look up its encoder by name, in a folder or on a hub. Only for runs you trust."
+    ),
 ]
 
-# What the machine refuses ends in one line too; torch raises RuntimeError for some of it.
-_REFUSALS = re.compile(
+# Out of memory or threads, which torch reports as RuntimeError, ends in one line too.
+_OUT_OF_RESOURCES = re.compile(
     "can't allocate memory|not enough memory|Storage size calculation overflowed|can't start new thread"
 )
 
@@ -95,7 +100,7 @@ def main() -> None:
     except MemoryError:
         _fail("out of memory")
     except RuntimeError as error:
-        if not _REFUSALS.search(str(error)):
+        if not _OUT_OF_RESOURCES.search(str(error)):
             raise
         _fail(f"the machine is out of memory or threads ({str(error).splitlines()[0]})")
 
@@ -107,7 +112,7 @@ def print_report(
     prefixes: "Mapping[int, Report] | None" = None,
     **more: Any,
 ) -> None:
-    """Print a report as a table or as JSON, beside what untrained and shorter embeddings reach on the same items."""
+    """Print a report as a table or as JSON, with the reports of untrained and shorter embeddings of the same items."""
     from softtriple.metrics import format_comparison, format_table
 
     if as_json:
@@ -128,7 +133,7 @@ def print_report(
 
 
 def parse_integers(text: str, option: str) -> tuple[int, ...]:
-    """Integers separated by commas, as ``option`` takes them."""
+    """Integers separated by commas, the value of ``option``."""
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
@@ -143,13 +148,13 @@ def command_line() -> str:
 def _fail(reason: str) -> NoReturn:
     if _show_traceback:
         traceback.print_exc()
-    # One line, whatever is in the name of a file: line breaks, or control characters that a terminal would obey.
+    # File names may contain line breaks, and control characters that a terminal would interpret.
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
     print(f"{_speaker()}: {line}", file=sys.stderr)
     sys.exit(1)
 
 
 def _speaker() -> str:
-    """Who reports it: under torchrun several processes may have something to say."""
+    """The start of an error message; under torchrun it names the rank."""
     rank = os.environ.get("RANK", "0")
     return "softtriple" if rank == "0" else f"softtriple, rank {rank}"
