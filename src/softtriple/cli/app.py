@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.errors import UserError
 
@@ -24,33 +25,27 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Data = Annotated[
-    str, typer.Argument(help="Folder, .csv, .npz, .parquet, cub:PATH, ..., glyphs or digits.", metavar="DATA")
-]
-RunArgument = Annotated[Path, typer.Argument(help="Run directory.", metavar="RUN")]
+Data = Annotated[str, Argument(help="Folder, .csv, .npz, .parquet, cub:PATH, ..., glyphs or digits.", metavar="DATA")]
+RunArgument = Annotated[Path, Argument(help="Run directory.", metavar="RUN")]
 StoreOption = Annotated[
-    str,
-    typer.Option(
-        "--store", help="Vector store: a folder, s3://bucket/path, or http://host:19530/DB for Milvus.", metavar="URI"
-    ),
+    str, Option("--store", help="Folder, s3://bucket/path, or http://host:19530/DB for Milvus.", metavar="URI")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object; progress goes to standard error.")]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
+    list[str] | None, Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C")
 ]
 
 
 def _only_about_data(settings: list[str] | None) -> list[str] | None:
     for setting in settings or []:
         if not setting.startswith("data."):
-            raise typer.BadParameter(f"{setting}: only data.* settings have an effect here")
+            raise BadParameter(f"{setting}: only data.* settings have an effect here")
     return settings
 
 
 DataSettings = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         help="How to read DATA, such as data.label=kind; repeatable.",
         metavar="A.B=C",
@@ -59,15 +54,10 @@ DataSettings = Annotated[
 ]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
-    typer.Option("--on-error", help="What to do with unreadable files: stop (default), or skip them and say why."),
+    Option("--on-error", help="What to do with unreadable files: stop (default), or skip them and say why."),
 ]
 
-Trust = Annotated[
-    bool,
-    typer.Option(
-        "--trust", help="Let an old run look up its encoder by name, in a folder or on a hub. Only for runs you trust."
-    ),
-]
+Trust = Annotated[bool, Option("--trust", help="Let an old run load its backbone by name. Only for runs you trust.")]
 
 # Out of memory or threads, which torch reports as RuntimeError, ends in one line too.
 _OUT_OF_RESOURCES = re.compile(
@@ -80,7 +70,7 @@ _show_traceback = False
 @app.callback()
 def options(
     show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the full traceback of an error.", is_eager=True)
+        bool, Option("--traceback", help="Show the full traceback of an error.", is_eager=True)
     ] = False,
 ) -> None:
     """Options that come before the verb."""
@@ -137,7 +127,7 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"{text}: expected integers, such as 1,10,100", param_hint=option) from None
+        raise BadParameter(f"{text}: expected integers, such as 1,10,100", param_hint=option) from None
 
 
 def command_line() -> str:

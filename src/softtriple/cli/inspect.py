@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.cli.app import (
     AsJson,
@@ -22,18 +22,16 @@ from softtriple.cli.app import (
 @app.command(short_help="Evaluate a run, or any vectors.")
 def evaluate(
     source: Annotated[
-        str,
-        typer.Argument(help="Run directory, or .npz or .parquet file of vectors and labels.", metavar="RUN_OR_FILE"),
+        str, Argument(help="Run directory, or .npz or .parquet file of vectors and labels.", metavar="RUN_OR_FILE")
     ],
     data: Annotated[
-        str | None, typer.Option("--data", help="Evaluate on other data than the run's own.", metavar="DATA")
+        str | None, Option("--data", help="Evaluate on other data than the run's own.", metavar="DATA")
     ] = None,
     gallery: Annotated[
-        Path | None,
-        typer.Option("--gallery", help="Gallery file; the vectors in FILE are the queries.", metavar="FILE"),
+        Path | None, Option("--gallery", help="Gallery file; the vectors in FILE are the queries.", metavar="FILE")
     ] = None,
     recall_at: Annotated[
-        str | None, typer.Option("--recall-at", help="Values of k of Recall@k, for a file.", metavar="1,2,4,8")
+        str | None, Option("--recall-at", help="Values of k of Recall@k, for a file.", metavar="1,2,4,8")
     ] = None,
     settings: DataSettings = None,
     trust: Trust = False,
@@ -42,11 +40,11 @@ def evaluate(
     """Evaluate retrieval and clustering of a run on its test classes, or of any vectors with labels."""
     is_run = Path(source).is_dir()
     if data is not None and not is_run:
-        raise typer.BadParameter("--data needs a run directory", param_hint="--data")
+        raise BadParameter("--data needs a run directory", param_hint="--data")
     if settings and data is None:
-        raise typer.BadParameter("applies to --data, which is missing", param_hint="--set")
+        raise BadParameter("applies to --data, which is missing", param_hint="--set")
     if is_run and (gallery is not None or recall_at is not None):
-        raise typer.BadParameter("for files only; a run has its own", param_hint="--gallery, --recall-at")
+        raise BadParameter("for files only; a run has its own", param_hint="--gallery, --recall-at")
 
     from softtriple import dist
     from softtriple.metrics import evaluate_file
@@ -71,21 +69,13 @@ def evaluate(
 def calibrate(
     run: RunArgument,
     data: Annotated[
-        str | None, typer.Option("--data", help="Calibrate on other data than the run's own.", metavar="DATA")
+        str | None, Option("--data", help="Calibrate on other data than the run's own.", metavar="DATA")
     ] = None,
     far: Annotated[
-        float | None,
-        typer.Option(
-            "--far", help="Target rate of accepted unknown queries (false accepts), such as 0.01.", metavar="SHARE"
-        ),
+        float | None, Option("--far", help="Target false-accept rate: unknown queries accepted.", metavar="SHARE")
     ] = None,
     frr: Annotated[
-        float | None,
-        typer.Option(
-            "--frr",
-            help="Or target rate of rejected known queries. Default: the point where both rates are equal.",
-            metavar="SHARE",
-        ),
+        float | None, Option("--frr", help="Or target false-reject rate. Default: equal rates.", metavar="SHARE")
     ] = None,
     on_error: OnError = None,
     settings: DataSettings = None,
@@ -98,7 +88,7 @@ def calibrate(
     the section of report.html in RUN.
     """
     if (settings or on_error) and data is None:
-        raise typer.BadParameter("apply to --data, which is missing", param_hint="--set, --on-error")
+        raise BadParameter("apply to --data, which is missing", param_hint="--set, --on-error")
     from softtriple.metrics import format_calibration
     from softtriple.metrics.calibration import check_rates
     from softtriple.progress import Reporter
@@ -118,7 +108,7 @@ def calibrate(
 def embed(
     run: RunArgument,
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help=".npz or .parquet file to write.", metavar="FILE")],
+    out: Annotated[Path, Option("--out", help=".npz or .parquet file to write.", metavar="FILE")],
     on_error: OnError = None,
     settings: DataSettings = None,
     trust: Trust = False,
@@ -140,7 +130,7 @@ def embed(
 def centers(
     run: RunArgument,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Also draw a chart to a .svg or .png file.", metavar="FILE")
+        Path | None, Option("--out", help="Also draw a chart to a .svg or .png file.", metavar="FILE")
     ] = None,
     trust: Trust = False,
     as_json: AsJson = False,
@@ -159,13 +149,13 @@ def centers(
 @app.command(short_help="Compare the reports of runs.")
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(help="Run directories; the others are compared with the first.", metavar="RUN RUN")
+        list[Path], Argument(help="Run directories; the others are compared with the first.", metavar="RUN RUN")
     ],
     as_json: AsJson = False,
 ) -> None:
     """Show reports side by side, with paired 95 % intervals of the differences from the first."""
     if len(runs) < 2:
-        raise typer.BadParameter("expected at least two runs", param_hint="RUN RUN")
+        raise BadParameter("expected at least two runs", param_hint="RUN RUN")
     from softtriple.metrics import format_comparison
     from softtriple.training.comparing import compare_runs
 
@@ -182,18 +172,14 @@ def compare(
 def export(
     run: RunArgument,
     out: Annotated[
-        Path, typer.Option("--out", help="File to write: .onnx, .pt or .pt2, depending on the format.", metavar="FILE")
+        Path, Option("--out", help="File to write: .onnx, .pt or .pt2, depending on the format.", metavar="FILE")
     ],
-    format: Annotated[
-        Literal["onnx", "torchscript", "torch-export"], typer.Option("--format", help="File format.")
-    ] = "onnx",
+    format: Annotated[Literal["onnx", "torchscript", "torch-export"], Option("--format", help="File format.")] = "onnx",
     classify: Annotated[
-        bool, typer.Option("--classify", help="Include the centres, so that the file also predicts classes.")
+        bool, Option("--classify", help="Include the centres, so that the file also predicts classes.")
     ] = False,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="8-bit weights (ONNX): a quarter of the size, less exact.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
+    int8: Annotated[bool, Option("--int8", help="8-bit weights (ONNX): a quarter of the size, less exact.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite FILE if it exists.")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
@@ -219,8 +205,7 @@ def export(
 @app.command(short_help="Show versions, device, weights and cache.")
 def info(
     prune: Annotated[
-        float | None,
-        typer.Option("--prune", help="Remove cached data not used for DAYS.", min=0, metavar="DAYS"),
+        float | None, Option("--prune", help="Remove cached data not used for DAYS.", min=0, metavar="DAYS")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

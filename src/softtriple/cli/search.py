@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.cli.app import AsJson, Data, DataSettings, OnError, RunArgument, StoreOption, Trust, app
 
@@ -14,19 +14,19 @@ def index(
     run: RunArgument,
     data: Data,
     store: StoreOption,
-    part: Annotated[Literal["all", "train", "test"], typer.Option("--split", help="Split of DATA to index.")] = "all",
+    part: Annotated[Literal["all", "train", "test"], Option("--split", help="Split of DATA to index.")] = "all",
     kind: Annotated[
         Literal["auto", "flat", "approximate"],
-        typer.Option("--index", help="flat: exact; approximate: faster for many items; auto: by the number of items."),
+        Option("--index", help="flat: exact; approximate: faster for many items; auto: by the number of items."),
     ] = "auto",
     again: Annotated[
-        bool, typer.Option("--again", help="Embed stored items again, because their files have changed.")
+        bool, Option("--again", help="Embed stored items again, because their files have changed.")
     ] = False,
     add_classes: Annotated[
-        bool, typer.Option("--add-classes", help="Also add centres for new classes, so that the run can predict them.")
+        bool, Option("--add-classes", help="Also add centres for new classes, so that the run can predict them.")
     ] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove the items of DATA from the store.")] = False,
-    check: Annotated[bool, typer.Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
+    delete: Annotated[bool, Option("--delete", help="Remove the items of DATA from the store.")] = False,
+    check: Annotated[bool, Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
     on_error: OnError = None,
     settings: DataSettings = None,
     trust: Trust = False,
@@ -35,7 +35,7 @@ def index(
     """Embed the items of DATA with the encoder of RUN and add them to a vector store, or update them there."""
     if delete and (again or check or add_classes or kind != "auto"):
         others = "--again, --check, --add-classes or --index"
-        raise typer.BadParameter(f"cannot be combined with {others}", param_hint="--delete")
+        raise BadParameter(f"cannot be combined with {others}", param_hint="--delete")
     from softtriple.progress import Reporter
     from softtriple.training import Run
 
@@ -60,22 +60,20 @@ def index(
 def search(
     run: RunArgument,
     queries: Annotated[
-        list[str], typer.Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY")
+        list[str], Argument(help="Image files, texts, or row:N of the run's test items.", metavar="QUERY")
     ],
     store: StoreOption,
-    k: Annotated[int, typer.Option("-k", help="Number of neighbours.", min=1, metavar="N")] = 10,
+    k: Annotated[int, Option("-k", help="Number of neighbours.", min=1, metavar="N")] = 10,
     classes: Annotated[
-        list[str] | None, typer.Option("--class", help="Search only this class; repeatable.", metavar="NAME")
+        list[str] | None, Option("--class", help="Search only this class; repeatable.", metavar="NAME")
     ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Do not use the approximate index.")] = False,
+    exact: Annotated[bool, Option("--exact", help="Do not use the approximate index.")] = False,
     min_score: Annotated[
-        float | None, typer.Option("--min-score", help="Omit items with a lower similarity.", metavar="X")
+        float | None, Option("--min-score", help="Omit items with a lower similarity.", metavar="X")
     ] = None,
     unknown: Annotated[
         Literal["flag", "reject"] | None,
-        typer.Option(
-            "--unknown", help="If nothing matches a query: flag it (default), or reject it and return no items."
-        ),
+        Option("--unknown", help="If nothing matches a query: flag it (default), or reject it and return no items."),
     ] = None,
     trust: Trust = False,
     as_json: AsJson = False,
@@ -97,34 +95,29 @@ def search(
 def serve(
     run: RunArgument,
     store: StoreOption,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on.", metavar="HOST")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Port to listen on.", min=1, max=65535)] = 8000,
+    host: Annotated[str, Option("--host", help="Address to listen on.", metavar="HOST")] = "127.0.0.1",
+    port: Annotated[int, Option("--port", help="Port to listen on.", min=1, max=65535)] = 8000,
     token: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--token",
             help="Token that clients must send; better set by the environment variable.",
             envvar="SOFTTRIPLE_TOKEN",
         ),
     ] = None,
-    allow_public: Annotated[
-        bool, typer.Option("--allow-public", help="Listen on a public address without a token.")
-    ] = False,
-    edit: Annotated[
-        bool, typer.Option("--edit", help="Let clients with the token tag, relabel and delete items.")
-    ] = False,
+    allow_public: Annotated[bool, Option("--allow-public", help="Listen on a public address without a token.")] = False,
+    edit: Annotated[bool, Option("--edit", help="Let clients with the token tag, relabel and delete items.")] = False,
     compare: Annotated[
-        str | None,
-        typer.Option("--compare", help="Another run to compare with; needs --compare-store.", metavar="RUN2"),
+        str | None, Option("--compare", help="Another run to compare with; needs --compare-store.", metavar="RUN2")
     ] = None,
     compare_store: Annotated[
-        str | None, typer.Option("--compare-store", help="Store of the other run.", metavar="URI2")
+        str | None, Option("--compare-store", help="Store of the other run.", metavar="URI2")
     ] = None,
     trust: Trust = False,
 ) -> None:
     """Serve a web gallery of RUN and its store: search by image, a map of all items, and the most confused classes."""
     if (compare is None) != (compare_store is None):
-        raise typer.BadParameter("--compare RUN2 and --compare-store URI2 go together", param_hint="--compare")
+        raise BadParameter("--compare RUN2 and --compare-store URI2 go together", param_hint="--compare")
     from softtriple.errors import UserError
     from softtriple.progress import Reporter
 

@@ -3,22 +3,20 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from softtriple.cli.app import RunArgument, Trust, app
 
-Repository = Annotated[str, typer.Argument(help="Repository on the Hugging Face hub.", metavar="USER/NAME")]
+Repository = Annotated[str, Argument(help="Repository on the Hugging Face hub.", metavar="USER/NAME")]
 
 
 @app.command(short_help="Download a benchmark, or BN-Inception's weights.")
 def download(
     name: Annotated[
-        str,
-        typer.Argument(help="cub, cars196, sop, inshop, omniglot, or bn-inception for its weights.", metavar="NAME"),
+        str, Argument(help="cub, cars196, sop, inshop, omniglot, or bn-inception for its weights.", metavar="NAME")
     ],
     to: Annotated[
-        Path | None,
-        typer.Option("--to", help="Target folder; default: the data folder, where train looks.", metavar="DIR"),
+        Path | None, Option("--to", help="Target folder; default: the data folder, where train looks.", metavar="DIR")
     ] = None,
 ) -> None:
     """Download NAME, verify it and print its licence; an interrupted download is resumed."""
@@ -51,11 +49,11 @@ def download(
 def push(
     run: RunArgument,
     repo: Repository,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
     licence: Annotated[
-        str | None, typer.Option("--licence", help="Licence of the weights, such as apache-2.0.", metavar="NAME")
+        str | None, Option("--licence", help="Licence of the weights, such as apache-2.0.", metavar="NAME")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Add the encoder as encoder.onnx.")] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Add the encoder as encoder.onnx.")] = False,
     trust: Trust = False,
 ) -> None:
     """Push the encoder, centres, configuration, metrics and model card of RUN to the hub, without its data."""
@@ -67,8 +65,8 @@ def push(
 @app.command(short_help="Pull a run from the Hugging Face hub.")
 def pull(
     repo: Repository,
-    out: Annotated[Path, typer.Option("--out", help="New run directory.", metavar="RUN")],
-    revision: Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit.", metavar="NAME")] = None,
+    out: Annotated[Path, Option("--out", help="New run directory.", metavar="RUN")],
+    revision: Annotated[str | None, Option("--revision", help="Branch, tag or commit.", metavar="NAME")] = None,
 ) -> None:
     """Pull a run from the hub; neither pulling nor using it executes any of its files."""
     from softtriple.interop import hub

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.cli.app import AsJson, Data, OnError, Settings, app, command_line, parse_integers, print_report
 from softtriple.config import Config, read_config, with_preset, with_settings, with_values
@@ -13,42 +13,39 @@ from softtriple.config import Config, read_config, with_preset, with_settings, w
 @app.command(short_help="Train an encoder on labelled data.")
 def train(
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="Run directory; must be new, unless --resume.", metavar="RUN")],
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings.", metavar="FILE")] = None,
+    out: Annotated[Path, Option("--out", help="Run directory; must be new, unless --resume.", metavar="RUN")],
+    config: Annotated[Path | None, Option("--config", help="TOML file with settings.", metavar="FILE")] = None,
     preset: Annotated[
-        Literal["paper", "official", "sop"] | None, typer.Option("--preset", help="A published recipe.")
+        Literal["paper", "official", "sop"] | None, Option("--preset", help="A published recipe.")
     ] = None,
-    loss: Annotated[str | None, typer.Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
-    backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the backbone.", metavar="NAME")] = None,
-    dim: Annotated[int | None, typer.Option("--dim", help="Width of the embedding.", metavar="N")] = None,
+    loss: Annotated[str | None, Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
+    backbone: Annotated[str | None, Option("--backbone", help="Name of the backbone.", metavar="NAME")] = None,
+    dim: Annotated[int | None, Option("--dim", help="Width of the embedding.", metavar="N")] = None,
     dims: Annotated[
-        str | None, typer.Option("--dims", help="Widths to which embeddings may be truncated.", metavar="64,128,512")
+        str | None, Option("--dims", help="Widths to which embeddings may be truncated.", metavar="64,128,512")
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="Number of epochs.", metavar="N")] = None,
+    epochs: Annotated[int | None, Option("--epochs", help="Number of epochs.", metavar="N")] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", help="Time budget; decides how much of the network is trained.", metavar="N"),
+        float | None, Option("--minutes", help="Time budget; decides how much of the network is trained.", metavar="N")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="Start from the encoder, centres and settings of another run.", metavar="RUN"),
+        Option("--from", help="Start from the encoder, centres and settings of another run.", metavar="RUN"),
     ] = None,
     exclude: Annotated[
-        Path | None,
-        typer.Option("--exclude", help=".csv of items to leave out, such as audit.csv.", metavar="FILE"),
+        Path | None, Option("--exclude", help=".csv of items to leave out, such as audit.csv.", metavar="FILE")
     ] = None,
     labels: Annotated[
-        Path | None,
-        typer.Option("--labels", help=".csv of corrected labels, with columns item and label.", metavar="FILE"),
+        Path | None, Option("--labels", help=".csv of corrected labels, with columns item and label.", metavar="FILE")
     ] = None,
     on_error: OnError = None,
     settings: Settings = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train an encoder on DATA, evaluate it on unseen classes, and write everything to RUN."""
     if config is not None and start is not None:
-        raise typer.BadParameter("the settings come from the run of --from", param_hint="--config")
+        raise BadParameter("the settings come from the run of --from", param_hint="--config")
     chosen = _configuration(config, out, resume)
     if start is not None and not (resume and (out / "config.toml").exists()):
         from softtriple.training.continuing import continued_config
@@ -92,7 +89,7 @@ def train(
 @app.command(short_help="Train and compare two losses in a minute.")
 def demo(
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for runs and report; default: runs/demo.", metavar="DIR")
+        Path | None, Option("--out", help="Folder for runs and report; default: runs/demo.", metavar="DIR")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,23 +110,21 @@ def demo(
 def reproduce(
     target: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="table1 to table6, centers, recall-vs-k, retrieved, illustration or hidden-modes.", metavar="TARGET"
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for runs, tables and figures.", metavar="DIR")],
+    out: Annotated[Path, Option("--out", help="Folder for runs, tables and figures.", metavar="DIR")],
     data: Annotated[
-        str | None, typer.Option("--data", help="Data to run on; illustration has its own.", metavar="DATA")
+        str | None, Option("--data", help="Data to run on; illustration has its own.", metavar="DATA")
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.", metavar="N")] = 1,
+    seeds: Annotated[int, Option("--seeds", help="Number of runs per row.", metavar="N")] = 1,
     rows: Annotated[
-        str | None, typer.Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
+        str | None, Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
     ] = None,
     protocol: Annotated[
         Literal["full", "head"] | None,
-        typer.Option(
-            "--protocol", help="full: as in the paper; head: head on cached features (default without a GPU)."
-        ),
+        Option("--protocol", help="full: as in the paper; head: head on cached features (default without a GPU)."),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,

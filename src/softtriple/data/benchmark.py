@@ -233,8 +233,8 @@ class Benchmark:
         return splits if self.gallery is None else {**splits, "gallery": self.gallery}
 
     def with_splits(self, splits: Mapping[str, Split], **changes: Any) -> "Benchmark":
-        """This benchmark with other ``splits``, named as in the property, and other ``changes`` to its fields."""
-        train, test, gallery = (splits.get(name) for name in ("train", "test", "gallery"))
+        """This benchmark with other ``splits``, by name as in `splits`, and other ``changes`` to its fields."""
+        train, test, gallery = splits["train"], splits["test"], splits.get("gallery")
         return replace(self, train=train, test=test, gallery=gallery, **changes)
 
     def fingerprint(self) -> str:
