@@ -23,115 +23,116 @@ Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 Number = Annotated[float, Field(strict=True, ge=0)]
 Flag = Annotated[bool, Field(strict=True)]
-# One name may stand without brackets.
+# A single name needs no brackets.
 Track = Annotated[
     tuple[Literal["tensorboard", "mlflow", "wandb"], ...],
     BeforeValidator(lambda names: (names,) if isinstance(names, str) else names),
 ]
 
-FORMAT = 1  # of config.toml in a run directory: raise it when an older softtriple would misread what is written
+FORMAT = 1  # of config.toml in a run directory; increase it when older versions would misread the file
 
 _STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class DataConfig:
-    """What to learn from, and how it is split."""
+    """The data: how to read them and how to split them."""
 
     # None: use the source's default. A value the source does not support is an error.
-    split: str | None = None  # "classes", "instances", or a column of the table that says train or test
+    split: str | None = None  # "classes", "instances", or a column of the table with "train" and "test"
     test_share: float | None = None  # of the classes or instances; default one half
-    path: str | None = None  # columns of a table; path and text exclude each other
+    path: str | None = None  # column names of a table: either path or text, and label
     text: str | None = None
     label: str | None = None
-    labels: str | None = None  # .csv file with the columns item and label, such as the gallery writes: corrected labels
+    labels: str | None = None  # .csv of corrected labels with columns item and label, as written by the gallery
     # the paper's crop, the resized crop of the authors' code, or affine for drawings
     augment: Literal["auto", "none", "crop", "resized-crop", "affine"] = "auto"
-    cache_gigabytes: Number = 8.0  # for resized images and for cached features, each; 0 turns the caches off
+    cache_gigabytes: Number = 8.0  # limit of the image cache, and of the feature cache; 0 turns both off
     on_error: Literal["stop", "skip"] = "stop"
-    exclude: str | None = None  # a .csv of items to leave out, such as the audit.csv of `softtriple audit`
-    workers: Count | Auto = "auto"  # threads that decode and augment images in advance; auto: as many as cores
+    exclude: str | None = None  # .csv of items to leave out, such as audit.csv of `softtriple audit`
+    workers: Count | Auto = "auto"  # threads that decode and augment images; auto: one per core
 
     @property
     def num_workers(self) -> int | None:
-        """Threads that decode images, or None for as many as cores."""
+        """Threads that decode images; None is one per core."""
         return None if self.workers == "auto" else self.workers
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class ModelConfig:
-    """The encoder: a backbone, its pooling, and the width of the embedding."""
+    """The encoder: backbone, pooling and head."""
 
     backbone: str = "auto"
     dim: Positive | Auto = "auto"
-    dims: tuple[Positive, ...] = ()  # widths that must work by themselves, growing; the last one is the embedding's
+    dims: tuple[Positive, ...] = ()  # prefixes of the embedding to train (Matryoshka), ascending; the last is its width
     pooling: Literal["auto", "average", "average+max"] = "auto"  # auto: average+max for images with published weights
     layer_norm: Flag | Auto = "auto"  # before the head, without parameters; auto: as for pooling
     input_size: Positive | None = None  # pixels, for backbones that accept any size
-    eval_size: Positive | None = None  # pixels in evaluation, if they differ: train at 160, test at 224
-    hidden: tuple[Positive, ...] = ()  # layer widths of mlp
-    weights: str | None = None  # file or URL, for backbones whose weights are not installed
+    eval_size: Positive | None = None  # pixels in evaluation, if different: train at 160, test at 224
+    hidden: tuple[Positive, ...] = ()  # widths of the hidden layers of mlp
+    weights: str | None = None  # file or URL of pretrained weights, if they are not installed
     freeze_batch_norm: Literal["auto", "off", "statistics", "statistics+affine"] = "auto"
     trainable: str = "auto"  # "head", "last:N", "all", or "lora" for transformers
     head_init: Literal["auto", "random", "pca", "whitened"] = (
-        "auto"  # auto: whitened if there are features to start from
+        "auto"  # auto: whitened if the untrained features are of use
     )
-    head_power: Number | Auto = "auto"  # of within-class whitening; 0 is PCA, 1 equalises all variances within classes
-    head_shrinkage: Number | Auto = "auto"  # of the within-class covariance towards a multiple of the identity
-    head_center: Flag | Auto = "auto"  # whether the head subtracts the mean of the features
-    head_standardize: Flag | Auto = "auto"  # whether columns are divided by their standard deviation before whitening
+    head_power: Number | Auto = "auto"  # strength of within-class whitening, from 0 (PCA) to 1 (full)
+    head_shrinkage: Number | Auto = "auto"  # shrinkage of the within-class covariance towards the identity
+    head_center: Flag | Auto = "auto"  # subtract the mean of the features
+    head_standardize: Flag | Auto = "auto"  # divide features by their standard deviation before whitening
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class LossConfig:
-    """Which loss, and its own options; an option that the loss does not have is an error."""
+    """The loss and its options; an option that the loss does not have is an error."""
 
     name: str = "softtriple"
-    centers_per_class: Positive | Auto = "auto"  # for losses that have centres
-    sample_rate: float = 1.0  # share of the classes that a step sees, for very many: softtriple and softmax-norm
+    centers_per_class: Positive | Auto = "auto"  # for losses with centres
+    sample_rate: float = 1.0  # share of the classes used in each step: softtriple and softmax-norm, for many classes
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class TrainConfig:
-    """How long and how fast to train; "auto" depends on what is trained, and is recorded resolved."""
+    """The optimisation; "auto" depends on what is trained, and the run records the value it chose."""
 
-    # A budget for training a network with published weights, which decides what is trained; the decision is recorded
+    # Time budget for a pretrained network; decides how many of its stages are trained
     minutes: Number | None = None
-    # About 460 steps for a head on fixed features, 8 for layers with published weights, else the paper's 50
+    # About 460 steps for a head on fixed features, 8 epochs for pretrained layers, else the paper's 50
     epochs: Count | Auto = "auto"
     batch_size: Positive | Auto = "auto"  # 128 for a head on fixed features, else the paper's 32
-    lr: Number | Auto = "auto"  # head on fixed features 4e-4 (texts 1.6e-3), published weights 1e-4, from scratch 1e-3
-    head_lr: Number | Auto = "auto"  # the linear head; auto: 4e-4 above layers with published weights, else as lr
+    lr: Number | Auto = "auto"  # 4e-4 for a head on fixed features (1.6e-3 for texts), else 1e-4; from scratch 1e-3
+    head_lr: Number | Auto = "auto"  # of the linear head; auto: 4e-4 on top of trained pretrained layers, else as lr
     center_lr: Number = 1e-2
-    schedule: Literal["auto", "step", "cosine"] = "auto"  # auto: step for networks from scratch, else cosine
-    milestones: tuple[Count, ...] | Auto = "auto"  # step: epochs after which rates drop tenfold; auto: at 40 % and 80 %
+    schedule: Literal["auto", "step", "cosine"] = "auto"  # auto: step for networks trained from scratch, else cosine
+    milestones: tuple[Count, ...] | Auto = "auto"  # step: epochs after which rates are divided by 10; auto: 40 %, 80 %
     weight_decay: Number = 0.0
     adam_epsilon: Number = 1e-8
-    warm_up_epochs: Count = 0  # epochs in which only the head and the centres learn
+    warm_up_epochs: Count = 0  # first train only the head and the centres
     accumulate: Positive = 1  # batches per optimiser step
-    views: Positive = 4  # augmented views of each image when features of frozen layers are cached
+    views: Positive = 4  # augmented views of each image in the feature cache
     hold_out: Number = 0.0  # share of the training classes held out for validation
-    # Whether held-out training classes decide where a head on fixed features starts and how far it trains
+    # Choose the start of a head on fixed features, and when to stop, on held-out training classes
     choose: Literal["on", "off"] = "on"
-    stop_after: Count | Auto = "auto"  # epochs to train, at most all ``epochs`` that the schedule is laid out for
-    # Share of the way from the start of training to its end; 1 keeps the end
+    stop_after: Count | Auto = "auto"  # epochs to train, at most ``epochs``, which the schedule is planned for
+    # Final weights: 0 gives the initial ones, 1 the trained ones, between: a mixture. auto: chosen on held-out classes
+    # for a head on fixed features, one half for pretrained layers, 1 from scratch
     interpolate: Number | Auto = "auto"
-    evaluate_every: Count = 0  # epochs; 0: only at the end
-    # auto: bfloat16 on CUDA devices that support it, float16 on others; on a CPU bfloat16 for networks with published
-    # weights if it has instructions for it, else float32
+    evaluate_every: Count = 0  # epochs between evaluations; 0: only at the end
+    # auto: on CUDA bfloat16, or float16 where that is not supported; on a CPU float32, or bfloat16 for pretrained
+    # networks if the CPU has instructions for it
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    # torch.compile of what is trained; auto: on CUDA, if more than the head is trained for at least 2000 steps
+    # torch.compile; auto: on CUDA, if more than the head is trained for at least 2000 steps
     compile: Literal["auto", "on", "off"] = "auto"
     seed: Count = 0
-    start: str | None = None  # a run directory: its encoder, and its centres of classes with the same name
-    checkpoint_minutes: Number = 10.0  # within long epochs; there is always one at the end of an epoch
-    track: Track = ()  # where the numbers go besides the run directory
+    start: str | None = None  # run directory to take the encoder from, and the centres of classes with the same name
+    checkpoint_minutes: Number = 10.0  # between checkpoints in long epochs; every epoch ends with one
+    track: Track = ()  # also log metrics to these services
 
 
 @dataclass(frozen=True, kw_only=True, config=_STRICT)
 class Config:
-    """Everything that decides what a run computes."""
+    """Everything that determines what a run computes."""
 
     dataset: str = ""
     data: DataConfig = field(default_factory=DataConfig)
@@ -140,7 +141,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
 
 
-# What the paper trains with, and no choice by held-out classes.
+# The training settings of the paper, without choices on held-out classes.
 PAPER: dict[str, Any] = {
     "model.pooling": "average",
     "model.layer_norm": False,
@@ -151,7 +152,7 @@ PAPER: dict[str, Any] = {
     "train.milestones": (20, 40),
     "train.choose": "off",
 }
-# The two published recipes and the paper's settings for SOP, so that a result can be attributed to one of them.
+# The paper's recipe, that of the authors' code, and the paper's settings for SOP.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {**PAPER, "data.augment": "crop"},
     "official": {
@@ -183,18 +184,19 @@ def read_config(path: str | Path) -> Config:
     return _build(table, str(path))
 
 
-def check_format(path: str | Path, found: Any, known: int) -> None:
-    """UserError for a file whose format number is newer than this softtriple reads; old files may have none."""
-    if found is not None and type(found) is not int:
-        raise UserError(f"{path}: format = {found!r} must be an integer")
-    if found is not None and found > known:
+def check_format(path: str | Path, number: Any, supported: int) -> None:
+    """UserError for a file whose format number is newer than ``supported``; old files may have none."""
+    if number is not None and type(number) is not int:
+        raise UserError(f"{path}: format = {number!r} must be an integer")
+    if number is not None and number > supported:
         raise UserError(
-            f"{path}: written by a newer softtriple (format {found}, this version reads {known}). Update softtriple."
+            f"{path}: written by a newer softtriple (format {number}, this version reads {supported})."
+            " Update softtriple."
         )
 
 
 def write_config(config: Config) -> str:
-    """The configuration as TOML that `read_config` reads back to an equal value."""
+    """The configuration as TOML; `read_config` gives back an equal value."""
     return tomli_w.dumps(_without_none(dataclasses.asdict(config)))
 
 
@@ -242,11 +244,11 @@ def _build(table: Mapping[str, Any], where: str) -> Config:
     try:
         return TypeAdapter(Config).validate_python(table)
     except ValidationError as error:
-        raise UserError(f"{where}: {explain_validation(error, table)}") from None
+        raise UserError(f"{where}: {_explain(error, table)}") from None
 
 
-def explain_validation(error: ValidationError, table: Any) -> str:
-    """What is wrong with the first wrong entry of ``table``, in one line."""
+def _explain(error: ValidationError, table: Any) -> str:
+    """The first problem that pydantic found in ``table``, in one line."""
     first, *others = error.errors()
     key = _key_in(first["loc"], table)
     if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
@@ -258,13 +260,13 @@ def explain_validation(error: ValidationError, table: Any) -> str:
     for part in key:
         value = value[part] if isinstance(value, Mapping) else value
     # A value that fits no alternative of a union has an error for each of them.
-    wanted = [e["msg"] for e in (first, *others) if _key_in(e["loc"], table) == key]
-    expected = " or ".join(dict.fromkeys(text.removeprefix("Input should be ") for text in wanted))
+    messages = [e["msg"] for e in (first, *others) if _key_in(e["loc"], table) == key]
+    expected = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in messages))
     return f"{'.'.join(key)} = {value!r} must be {expected}"
 
 
 def _key_in(loc: tuple[int | str, ...], table: Any) -> list[str]:
-    """The part of an error's location that names keys of ``table``; what follows names alternatives of a union."""
+    """The part of an error's location that consists of keys of ``table``; the rest names alternatives of a union."""
     key: list[str] = []
     for part in loc:
         if not isinstance(table, Mapping) or part not in table:
@@ -284,7 +286,7 @@ def _known_keys(groups: list[str]) -> list[str]:
 
 
 def _parse(text: str) -> Any:
-    """A value as TOML writes it; anything else is a string, so that names need no quotes."""
+    """``text`` as a TOML value, or as a string if it is not one, so that names need no quotes."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,8 +1,8 @@
-"""The only module that uses torch.distributed: processes started by torchrun, and what they exchange.
+"""The only module that uses torch.distributed: joining a torchrun job, and communication between its ranks.
 
 In one process every function here is the identity. With several, all ranks must call the same functions in the same
-order. There are two process groups: one for the exchanges of every step (gloo for CPU tensors, NCCL for GPU tensors),
-and a patient one on gloo, in which ranks wait for work that may take the first of them hours.
+order. There are two process groups: one for communication in every step (gloo for CPU tensors, NCCL for GPU tensors),
+and one on gloo with a long timeout, in which the other ranks wait for work of the first that may take hours.
 """
 
 import itertools
@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 Value = TypeVar("Value")
 
-# A rank that hangs is noticed after this time; one that ends is noticed at once, by its broken connections.
+# A rank that hangs is noticed after this time; one that exits is noticed at once by its broken connections.
 STEP_TIMEOUT = timedelta(minutes=30)
 PATIENCE = timedelta(days=1)
 
@@ -54,11 +54,11 @@ def joined() -> Iterator[None]:
     except RuntimeError as error:
         if not _is_broken_connection(error):
             raise
-        # torchrun ends all ranks when it sees that one is dead; this one ends anyway, once it has said why.
+        # torchrun terminates all ranks when one dies; ignore the signal to report the reason first.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise ConnectionError(
-            f"rank {rank()} of {world_size()}: another process of the job has ended; its own message may say why. The "
-            "newest checkpoint is complete: continue with --resume"
+            f"rank {rank()} of {world_size()}: another process of the job has ended; its own message may say why. "
+            "Continue from the newest checkpoint with --resume"
         ) from error
     finally:
         _patient_group = None
@@ -71,7 +71,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Number of processes that work together."""
+    """Number of processes in the job."""
     return torch_dist.get_world_size() if torch_dist.is_initialized() else 1
 
 
@@ -88,7 +88,7 @@ def device() -> torch.device:
 
 
 def share(count: int) -> slice:
-    """This rank's part of ``count`` items: a contiguous slice, one longer on the first ranks if they do not divide.
+    """This rank's slice of ``count`` items; if they do not divide evenly, the first ranks get one more.
 
     Example:
         >>> share(5)
@@ -99,11 +99,11 @@ def share(count: int) -> slice:
     return slice(start, start + size + (rank() < longer))
 
 
-# Exchanges without gradients.
+# Communication without gradients.
 
 
 def from_main(make: Callable[[], Value]) -> Value:
-    """The result of ``make`` on the first rank, on every rank; the others wait for it."""
+    """Call ``make`` on the first rank only, and return its result on every rank."""
     if world_size() == 1:
         return make()
     made = [make() if is_main() else None]
@@ -113,18 +113,18 @@ def from_main(make: Callable[[], Value]) -> Value:
 
 @contextmanager
 def main_first() -> Iterator[None]:
-    """The first rank runs the block while the others wait, then they run it and find what it left on disk."""
+    """Run the block on the first rank, then on the others, which can use the files that the first has written."""
     if not is_main():
         barrier()
     try:
         yield
-    finally:  # also after an error, which the others then meet themselves
+    finally:  # also after an error, which the others then raise themselves
         if is_main():
             barrier()
 
 
 def barrier() -> None:
-    """Wait until every rank is here."""
+    """Wait for all ranks."""
     if world_size() > 1:
         torch_dist.barrier(group=_patient_group)
 
@@ -139,18 +139,19 @@ def any_rank(*flags: bool) -> list[bool]:
 
 
 def gather_objects(value: Value) -> list[Value]:
-    """The values of all ranks, in their order."""
+    """The values of all ranks, in rank order."""
     if world_size() == 1:
         return [value]
-    found: list[Any] = [None] * world_size()
-    torch_dist.all_gather_object(found, value, group=_patient_group)
-    return found
+    values: list[Any] = [None] * world_size()
+    torch_dist.all_gather_object(values, value, group=_patient_group)
+    return values
 
 
 def gather_rows(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows ..."]:
-    """The rows of all ranks, those of the first on top; ranks may have different numbers of them, or none.
+    """The rows of all ranks in rank order; ranks may have different numbers of rows, or none.
 
-    Takes memory for the rows only once; what is gathered in every step uses a single exchange instead.
+    Needs no memory beyond the result, at the cost of one broadcast per rank; `gather_batch`, which is called in every
+    step, uses a single all-gather instead.
     """
     if world_size() == 1:
         return tensor
@@ -164,21 +165,21 @@ def gather_rows(tensor: Shaped[Tensor, "rows ..."]) -> Shaped[Tensor, "all_rows 
 
 
 def stack(tensor: Shaped[Tensor, "..."]) -> Shaped[Tensor, "ranks ..."]:
-    """The tensors of all ranks, which have the same shape, as rows of one."""
+    """The tensors of all ranks, which must have the same shape, stacked in rank order."""
     return tensor[None] if world_size() == 1 else _gather(tensor[None], [1] * world_size())
 
 
 def sum_(tensor: Tensor) -> Tensor:
-    """Replace ``tensor`` by its sum over all ranks."""
+    """Replace ``tensor`` by its sum over all ranks, in place."""
     if world_size() > 1:
         torch_dist.all_reduce(tensor)
     return tensor
 
 
 def rows_on_main(tensor: Shaped[Tensor, "rows ..."], folder: Path) -> Shaped[Tensor, "all_rows ..."]:
-    """The rows of all ranks on the first, memory-mapped from an unlinked temporary file in ``folder``.
+    """Gather the rows of all ranks on the first, memory-mapped from an unlinked temporary file in ``folder``.
 
-    Other ranks get their own rows back.
+    On other ranks, returns ``tensor``.
     """
     if world_size() == 1:
         return tensor
@@ -210,14 +211,14 @@ def _pieces(tensor: Shaped[Tensor, "rows ..."]) -> Iterator[Shaped[Tensor, "some
     return (tensor[start : start + rows] for start in range(0, len(tensor), rows))
 
 
-# Exchanges of training.
+# Communication in training.
 
 
 def data_parallel(module: nn.Module) -> nn.Module:
     """``module`` with the weights of the first rank on all ranks, and gradients averaged over ranks in backward.
 
-    On GPUs batch norm uses statistics over the parts of all ranks. gloo cannot: each rank uses those of its own part,
-    and the running statistics are those of the first rank.
+    On GPUs batch norm is synchronised over ranks. gloo does not support that: each rank normalises by its own part of
+    the batch, and the running statistics of the first rank are kept.
     """
     if world_size() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
@@ -230,7 +231,7 @@ def data_parallel(module: nn.Module) -> nn.Module:
 def gradients_synchronized(module: nn.Module, wanted: bool) -> Iterator[None]:
     """Average the gradients of ``module`` over ranks in this block's backward only if ``wanted``.
 
-    Batches whose gradients accumulate need no exchange before the last of them.
+    With gradient accumulation, only the last batch of a step needs to synchronise.
     """
     if wanted or not isinstance(module, DistributedDataParallel):
         yield
@@ -240,12 +241,12 @@ def gradients_synchronized(module: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def sync_buffers(module: nn.Module) -> None:
-    """Give every rank the buffers of the first, such as the running statistics of batch norm."""
+    """Copy the buffers of the first rank, such as the running statistics of batch norm, to all ranks."""
     _copy_from_main(module.buffers())
 
 
 def sync_state(module: nn.Module) -> None:
-    """Give every rank the parameters and buffers of the first."""
+    """Copy the parameters and buffers of the first rank to all ranks."""
     _copy_from_main(itertools.chain(module.parameters(), module.buffers()))
 
 
@@ -258,11 +259,11 @@ def _copy_from_main(tensors: Iterable[Tensor]) -> None:
 def gather_batch(
     embeddings: Float[Tensor, "batch dim"], labels: Shaped[Tensor, " batch"]
 ) -> tuple[Float[Tensor, "all dim"], Shaped[Tensor, " all"]]:
-    """Embeddings and labels of the whole batch from the parts of the ranks, which may have different sizes, or none.
+    """Embeddings and labels of the whole batch, from each rank's part; parts may differ in size or be empty.
 
-    Backward: the sum over ranks of their gradients for this rank's rows. If every rank computes the same value from the
-    whole batch, that is the gradient of the value times the number of ranks, which the average in ``data_parallel``
-    makes the gradient of one process again.
+    Backward: the sum over ranks of the gradients for this rank's rows. If every rank computes the same value from the
+    whole batch, this is world_size times its gradient, and the averaging in ``data_parallel`` makes it the gradient of
+    a single process.
     """
     if world_size() == 1:
         return embeddings, labels
@@ -285,19 +286,19 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def _row_counts(tensor: Tensor) -> list[int]:
-    found = [torch.empty(1, dtype=torch.int64) for _ in range(world_size())]
-    torch_dist.all_gather(found, torch.tensor([len(tensor)]))
-    return [int(count) for count in found]
+    counts = [torch.empty(1, dtype=torch.int64) for _ in range(world_size())]
+    torch_dist.all_gather(counts, torch.tensor([len(tensor)]))
+    return [int(count) for count in counts]
 
 
 def _gather(tensor: Tensor, counts: list[int]) -> Tensor:
-    # Backends need equal sizes: shorter parts are padded, and the padding is cut off again.
+    # Backends need equal sizes: pad shorter parts, and cut the padding off again.
     longest = max(counts)
     padded = tensor.new_zeros(longest, *tensor.shape[1:])
     padded[: len(tensor)] = tensor.detach()
-    found = [torch.empty_like(padded) for _ in counts]
-    torch_dist.all_gather(found, padded)
-    return torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
+    parts = [torch.empty_like(padded) for _ in counts]
+    torch_dist.all_gather(parts, padded)
+    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
 
 
 def _is_broken_connection(error: RuntimeError) -> bool:

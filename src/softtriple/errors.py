@@ -1,4 +1,4 @@
-"""The one exception that the command line prints as a single line, and what messages are made of.
+"""UserError, which the command line prints as one line, and helpers to word messages.
 
 Any other exception is a bug and keeps its traceback.
 """
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Something the user can mend: the message says what is wrong, what was expected and what to type."""
+    """A mistake the user can fix; the message says what is wrong, what was expected and what to type instead."""
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """The closest of ``choices`` as the end of a message, or all of them if none is close.
+    """The end of a message about an unknown name: the closest of ``choices``, or all of them if none is close.
 
     Example:
         >>> did_you_mean("sofftriple", ["softtriple", "margin"]), did_you_mean("x", ["softtriple", "margin"])
@@ -24,7 +24,7 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """``number`` and the noun that it counts, in the singular or plural.
+    """``number`` followed by ``noun`` in the singular or plural.
 
     Example:
         >>> counted(1, "class"), counted(2, "class"), counted(0, "query"), counted(3, "test item")
@@ -35,3 +35,8 @@ def counted(number: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{number} {noun[:-1]}ies"
     return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Atomic writes: after a crash, a full disk or a power failure a file is complete, or it is the old one."""
+"""Atomic writes: after a crash, a full disk or a power failure, a file is either complete or unchanged."""
 
 import os
 import re
@@ -9,19 +9,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# The whole name is matched: temporary files lie beside files of others, which must never be removed.
+# Matched against the whole name: temporary files are in the same folder as the user's own files.
 _PREFIX = ".softtriple-partial-"
 _PARTIAL = re.compile(re.escape(_PREFIX) + r"[0-9a-f]{16}(\..+)?")
-# Temporary files of a killed process are removed at this age; a process that still writes has touched its own since.
+# Temporary files of a killed process are removed at this age; a running process keeps updating its own.
 _ABANDONED_SECONDS = 24 * 3600
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path that replaces ``path`` when the block succeeds, and is removed when it fails.
+    """A temporary path that is renamed to ``path`` when the block succeeds and removed when it fails.
 
-    The content is flushed to disk before the rename: a power failure leaves the old file or the new one, never an empty
-    one.
+    The content is flushed to disk before the rename, so a power failure never leaves an empty file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path)
@@ -37,7 +36,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A temporary folder that becomes ``path`` when the block succeeds, unless another process was first."""
+    """A temporary folder that is renamed to ``path`` when the block succeeds, unless another process was first."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _beside(path)
     temporary.mkdir()
@@ -58,7 +57,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming_file(path: Path) -> Iterator[None]:
-    """Add ``path`` to write errors that name no file, such as that of a full disk."""
+    """Add ``path`` to write errors that do not name a file, such as "no space left on device"."""
     try:
         yield
     except OSError as error:
@@ -82,13 +81,13 @@ def append_line(path: Path, line: str) -> None:
 
 
 def remove_partial(folder: Path) -> None:
-    """Remove temporary files of killed processes in ``folder`` and below; no process may be writing there."""
+    """Remove the temporary files of killed processes below ``folder``, where no process may be writing."""
     for path in _partial(folder.rglob(f"{_PREFIX}*")):
         _remove(path)
 
 
 def remove_whole(path: Path) -> None:
-    """Remove a file or folder atomically for processes that look for it."""
+    """Remove a file or folder; to other processes it disappears at once."""
     aside = _beside(path)
     path.rename(aside)
     _remove(aside)
@@ -96,15 +95,15 @@ def remove_whole(path: Path) -> None:
 
 def _beside(path: Path) -> Path:
     for old in _partial(path.parent.glob(f"{_PREFIX}*")):
-        with suppress(OSError):  # another process has just removed it, or it belongs to another user
+        with suppress(OSError):  # just removed by another process, or owned by another user
             if time.time() - max(part.stat().st_mtime for part in (old, *old.rglob("*"))) > _ABANDONED_SECONDS:
                 _remove(old)
     # Keep the suffix: NumPy appends it if it is missing.
     return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}{path.suffix}")
 
 
-def _partial(found: Iterable[Path]) -> list[Path]:
-    return [path for path in found if _PARTIAL.fullmatch(path.name)]
+def _partial(paths: Iterable[Path]) -> list[Path]:
+    return [path for path in paths if _PARTIAL.fullmatch(path.name)]
 
 
 def _remove(path: Path) -> None:

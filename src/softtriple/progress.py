@@ -1,4 +1,4 @@
-"""Progress of long jobs on standard error: a bar on a terminal, plain lines when piped."""
+"""Progress of long tasks on standard error: a bar on a terminal, plain lines when piped."""
 
 import sys
 import time
@@ -14,22 +14,22 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Reporter:
-    """Prints notes and the progress of tasks; ``quiet`` prints nothing, as on ranks other than the first."""
+    """Prints notes and the progress of tasks; with ``quiet``, for ranks other than the first, nothing."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """One line."""
+        """Print a line."""
         if not self._quiet:
-            # File names may contain control characters that a terminal would obey.
+            # File names may contain control characters, which a terminal would interpret.
             shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
             self._console.print(shown, markup=False)
 
     @contextmanager
     def task(self, name: str) -> Iterator[Update]:
-        """A long task; call the function it yields with (done, total, detail) as often as you like."""
+        """Report a long task: yields a function to call with (done, total, detail), as often as you like."""
         if self._quiet:
             yield lambda *_: None
         elif self._console.is_terminal:
@@ -63,7 +63,7 @@ class Reporter:
             nonlocal last, start
             now = time.monotonic()
             if start is None:
-                start = now, done  # measure speed from here: what a resumed task starts with took no time
+                start = now, done  # a resumed task does not start at 0: measure the speed from here
             elif now - last >= SECONDS_BETWEEN_LINES:
                 last = now
                 left = (now - start[0]) * (total - done) / max(done - start[1], 1)
@@ -78,7 +78,7 @@ def one_line(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A readable length of time.
+    """A length of time for people.
 
     Example:
         >>> duration(45.0), duration(200.0), duration(32_000.0)

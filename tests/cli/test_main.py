@@ -466,7 +466,7 @@ def test_download(softtriple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "list_eval_partition.txt" in broken.err
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("softtriple.models.backbones.bn_inception.BN_INCEPTION_URL", "http://127.0.0.1:1/net.pth")
-    monkeypatch.setattr("softtriple.data.fetch.PAUSE", 0.0)
+    monkeypatch.setattr("softtriple.data.download.PAUSE", 0.0)
     gone = softtriple("download", "bn-inception")
     assert gone.status == 1
     assert "http://127.0.0.1:1/net.pth" in gone.err

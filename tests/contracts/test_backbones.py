@@ -146,7 +146,7 @@ def test_cached_features_give_the_same_vectors(batch: Any, encoder: Encoder) -> 
         whole = encoder(inputs)
         for count in range(encoder.num_stages + 1):
             # What comes back from a cache file has lost its memory order, so sums may round differently.
-            cached = encoder.run_trunk(inputs, count).contiguous()
+            cached = encoder.backbone.run(inputs, 0, count).contiguous()
             torch.testing.assert_close(encoder.run_from(cached, count), whole, atol=1e-5, rtol=1e-4)
 
 

@@ -11,11 +11,11 @@ from softtriple.data.cache import (
     DamagedCacheError,
     cached,
     estimate_bytes,
-    list_kept,
+    list_cache,
     map_rows,
     mark_used,
+    prune_cache,
     read_arrays,
-    remove_unused,
     write_rows,
 )
 from softtriple.data.images import ImageError, decode_image, resize_short_side
@@ -225,9 +225,9 @@ def test_what_was_not_used_for_long_is_removed(tmp_path, monkeypatch):
         os.utime(folder, (0, 0))
     (tmp_path / f"glyphs-{'f' * 16}.npz").write_bytes(b"123")
     mark_used(used)
-    assert {(kept.kind, kept.bytes) for kept in list_kept()} == {("trunk", 5), ("images", 5), ("glyphs", 3)}
-    assert list_kept()[0].path == unused
-    assert [kept.path for kept in remove_unused(days=30.0)] == [unused]
+    assert {(kept.kind, kept.bytes) for kept in list_cache()} == {("trunk", 5), ("images", 5), ("glyphs", 3)}
+    assert list_cache()[0].path == unused
+    assert [kept.path for kept in prune_cache(days=30.0)] == [unused]
     assert not unused.exists()
     assert all(path.exists() for path in (used, *foreign))
-    assert not remove_unused(days=30.0)
+    assert not prune_cache(days=30.0)

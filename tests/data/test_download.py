@@ -1,213 +1,174 @@
 import hashlib
-import io
 import re
-import tarfile
-import zipfile
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.data import miniatures
 from tests.data.unreliable_server import Served, UnreliableServer, serving
 
-from softtriple.data import download, fetch, load_benchmark
-from softtriple.data.download import PUBLICATIONS, Publication, get_benchmark, unpack
-from softtriple.data.sources import SCHEMES
+from softtriple.data import download as downloading
+from softtriple.data.download import DownloadError, RemoteFile, fetch
 from softtriple.errors import UserError
-from softtriple.progress import Reporter
 
-QUIET = Reporter(quiet=True)
-MAKERS = {
-    "cub": miniatures.cub,
-    "cars196": miniatures.cars_mat,
-    "sop": miniatures.sop,
-    "inshop": miniatures.inshop,
-    "omniglot": miniatures.omniglot,
-}
+CONTENT = bytes(range(256)) * 1000
+MD5 = f"md5:{hashlib.md5(CONTENT).hexdigest()}"
 
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(fetch, "PAUSE", 0.0)
+    monkeypatch.setattr(downloading, "PAUSE", 0.0)
     with serving() as running:
         yield running
 
 
-def archives(name: str, folder: Path) -> dict[str, bytes]:
-    """The files of a small copy of the benchmark, laid out as the publisher's."""
-    root = MAKERS[name](folder / "copy")
-    match name:
-        case "cub":
-            return {"CUB_200_2011.tgz": tgz({"attributes.txt": b"1 x", **content(root, "./CUB_200_2011/")})}
-        case "cars196":
-            images = {path: data for path, data in content(root, "").items() if path.endswith(".jpg")}
-            return {"cars_annos.mat": (root / "cars_annos.mat").read_bytes(), "car_ims.tgz": tgz(images)}
-        case "sop":
-            return {"Stanford_Online_Products.zip": zipped(content(root, "Stanford_Online_Products/"))}
-        case "inshop":
-            files = content(root, "")
-            partition = files.pop("Eval/list_eval_partition.txt")
-            return {"list_eval_partition.txt": partition, "img.zip": zipped(files)}
-        case _:
-            return content(root, "")
+def remote(server: UnreliableServer, *paths: str, checksum: str | None = MD5, limit: int = 10**6) -> RemoteFile:
+    urls = tuple(server.address + path for path in paths or ("/file",))
+    return RemoteFile(name="file.bin", urls=urls, checksum=checksum, limit=limit)
 
 
-def content(root: Path, prefix: str) -> dict[str, bytes]:
-    paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
-    return {f"{prefix}{path.relative_to(root).as_posix()}": path.read_bytes() for path in paths}
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
-def tgz(files: dict[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return packed.getvalue()
+def test_a_file_is_downloaded_once(server, tmp_path):
+    server.files["/file"] = Served(CONTENT)
+    progress = []
+    path = fetch(remote(server), tmp_path / "new", progress=lambda *where: progress.append(where))
+    assert path.read_bytes() == CONTENT
+    assert progress[-1] == (len(CONTENT), len(CONTENT))
+    assert fetch(remote(server), tmp_path / "new") == path
+    assert len(server.requests) == 1
+    assert names(tmp_path / "new") == {"file.bin"}
 
 
-def zipped(files: dict[str, bytes]) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("img/", b"")
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return packed.getvalue()
+def test_a_connection_that_breaks_off_is_continued(server, tmp_path):
+    server.files["/file"] = Served(CONTENT, breaks=3)
+    assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
+    starts = [start for _, start in server.requests]
+    assert starts == [0, 128_000, 192_000, 224_000]
 
 
-def publish(monkeypatch, server: UnreliableServer, name: str, files: dict[str, bytes]) -> Publication:
-    """Let ``name`` be published as ``files`` on ``server``, in one way."""
-    way = []
-    for part in PUBLICATIONS[name].ways[0]:
-        data = files[part.file.name]
-        server.files[f"/{part.file.name}"] = Served(data)
-        urls = (f"{server.address}/{part.file.name}",) if part.file.urls else ()
-        checksum = part.file.checksum and f"md5:{hashlib.md5(data).hexdigest()}"
-        way.append(part._replace(file=replace(part.file, urls=urls, checksum=checksum)))
-    load = partial(SCHEMES[name], expected=None)
-    publication = replace(PUBLICATIONS[name], ways=(tuple(way), *PUBLICATIONS[name].ways[1:]), load=load)
-    monkeypatch.setitem(PUBLICATIONS, name, publication)
-    return publication
+def test_an_interrupted_download_continues_in_the_next_call(server, tmp_path):
+    server.files["/file"] = Served(CONTENT)
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fetch(remote(server), tmp_path, progress=interrupt)
+    received = (tmp_path / "file.bin.part").stat().st_size
+    assert 0 < received < len(CONTENT)
+    assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
+    assert server.requests[-1] == ("/file", received)
 
 
-@pytest.mark.parametrize("name", ["cub", "cars196", "sop", "omniglot"])
-def test_a_benchmark_is_downloaded_unpacked_and_found_by_name(name, server, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("SOFTTRIPLE_DATA", str(tmp_path / "data"))
-    publication = publish(monkeypatch, server, name, archives(name, tmp_path))
-    root = get_benchmark(name, reporter=Reporter())
-    told = " ".join(capsys.readouterr().err.split())
-    assert publication.licence in told
-    assert publication.citation in told
-    assert root == tmp_path / "data" / publication.folder
-    assert len(load_benchmark(name, on_error="skip").train) > 0
-    assert not [path for path in (root.parent / "downloads").iterdir() if not path.name.startswith(".")]
-    asked = len(server.requests)
-    assert get_benchmark(name, reporter=QUIET) == root
-    assert len(server.requests) == asked, "what is there is only verified"
+def test_a_server_without_ranges_starts_over(server, tmp_path):
+    server.files["/file"] = Served(CONTENT, ranges=False, breaks=1)
+    assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
 
 
-def test_a_publisher_without_links_gets_manual_steps(server, tmp_path, monkeypatch):
-    files = archives("inshop", tmp_path)
-    publication = publish(monkeypatch, server, "inshop", files)
-    with pytest.raises(UserError, match=r"no direct link.*By hand.*Google Drive") as failure:
-        get_benchmark("inshop", tmp_path / "data", reporter=QUIET)
-    assert publication.page in str(failure.value)
-    downloads = tmp_path / "data" / "downloads"
-    assert str(downloads) in str(failure.value)
-    for name, data in files.items():
-        (downloads / name).write_bytes(data)
-    root = get_benchmark("inshop", tmp_path / "data", reporter=QUIET)
-    assert len(load_benchmark(f"inshop:{root}", on_error="skip").gallery) == 4
-    assert {path.name for path in downloads.glob("[!.]*")} == set(files), "files of the user stay"
+def test_another_mirror_continues_the_first(server, tmp_path):
+    server.files["/file"] = Served(CONTENT, breaks=10**6, ranges=False)
+    server.files["/copy"] = Served(CONTENT)
+    assert fetch(remote(server, "/file", "/copy"), tmp_path).read_bytes() == CONTENT
+    assert server.requests[-1] == ("/copy", 128_000)
+    assert len(server.requests) == 2 + downloading.RETRIES
+
+
+def test_a_slow_server_is_waited_for(server, tmp_path):
+    server.files["/file"] = Served(CONTENT[:5000], chunk=50)
+    checksum = f"md5:{hashlib.md5(CONTENT[:5000]).hexdigest()}"
+    assert fetch(remote(server, checksum=checksum), tmp_path).read_bytes() == CONTENT[:5000]
+
+
+def test_a_silent_server_is_left_for_the_next(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(downloading, "TIMEOUT", 0.1)
+    server.files["/file"] = Served(CONTENT, breaks=10**6, stalls=True, ranges=False)
+    server.files["/copy"] = Served(CONTENT)
+    assert fetch(remote(server, "/file", "/copy"), tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("status", [403, 404, 410])
+def test_a_dead_link_is_left_at_once(server, tmp_path, status):
+    server.files["/file"] = Served(b"gone", status=status)
+    server.files["/copy"] = Served(CONTENT)
+    assert fetch(remote(server, "/file", "/copy"), tmp_path).read_bytes() == CONTENT
+    assert [path for path, _ in server.requests] == ["/file", "/copy"]
+
+
+def test_a_server_error_is_tried_again(server, tmp_path):
+    server.files["/file"] = Served(b"", status=503)
+    with pytest.raises(DownloadError, match="503"):
+        fetch(remote(server), tmp_path)
+    assert len(server.requests) == downloading.RETRIES
+
+
+def test_a_host_that_does_not_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(downloading, "PAUSE", 0.0)
+    with serving() as server:
+        file = remote(server)
+    with pytest.raises(DownloadError, match=re.escape(file.urls[0])):
+        fetch(file, tmp_path)
+
+
+def test_the_wrong_file_is_not_kept(server, tmp_path):
+    server.files["/file"] = Served(b"<html>Please sign in</html>")
+    with pytest.raises(DownloadError, match=f"MD5 is [0-9a-f]{{32}}, published is {MD5[4:]}"):
+        fetch(remote(server), tmp_path)
+    assert names(tmp_path) == set()
+    server.files["/copy"] = Served(CONTENT)
+    assert fetch(remote(server, "/file", "/copy"), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_part_of_another_file_is_replaced(server, tmp_path):
+    server.files["/file"] = Served(CONTENT)
+    (tmp_path / "file.bin.part").write_bytes(b"another file")
+    assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
+    (tmp_path / "file.bin").unlink()
+    (tmp_path / "file.bin.part").write_bytes(CONTENT + b"too long")
+    assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
+
+
+def test_a_complete_part_needs_no_more_bytes(server, tmp_path):
+    server.files["/file"] = Served(CONTENT)
+    (tmp_path / "file.bin.part").write_bytes(CONTENT)
+    assert fetch(remote(server), tmp_path).read_bytes() == CONTENT
+    assert server.requests == [("/file", len(CONTENT))]
+
+
+@pytest.mark.parametrize("announce", [True, False])
+def test_an_answer_without_end_is_refused(server, tmp_path, announce):
+    server.files["/file"] = Served(CONTENT, announce=announce)
+    with pytest.raises(DownloadError, match="more than 0 MB"):
+        fetch(remote(server, limit=100_000), tmp_path)
+    assert names(tmp_path) == set()
+
+
+def test_without_a_checksum_only_the_same_version_is_continued(server, tmp_path):
+    (tmp_path / "file.bin.part").write_bytes(b"of an earlier call")
+    server.files["/file"] = Served(CONTENT, etag='"one"', breaks=1)
+    assert fetch(remote(server, checksum=None), tmp_path).read_bytes() == CONTENT
+    assert server.requests == [("/file", 0), ("/file", 128_000)]
+    server.files["/other"] = Served(CONTENT, breaks=1)  # nothing identifies the version
+    assert fetch(remote(server, "/other", checksum=None), tmp_path / "b").read_bytes() == CONTENT
+    assert server.requests[2:] == [("/other", 0), ("/other", 0)]
+
+
+def test_a_file_in_place_is_verified(server, tmp_path):
+    (tmp_path / "file.bin").write_bytes(b"mine")
+    with pytest.raises(UserError, match=r"file\.bin: its MD5 is .* Move it elsewhere"):
+        fetch(remote(server), tmp_path)
+    assert (tmp_path / "file.bin").read_bytes() == b"mine"
     assert server.requests == []
 
 
-def test_another_archive_is_tried_if_the_first_is_gone(server, tmp_path, monkeypatch):
-    files = archives("cars196", tmp_path)
-    publication = publish(monkeypatch, server, "cars196", files)
-    server.files.clear()
-    whole = {f"cars196/{path}": data for path, data in content(tmp_path / "copy", "").items()}
-    server.files["/CARS196.zip"] = Served(zipped(whole))
-    (second,) = publication.ways[1]
-    second = second._replace(file=replace(second.file, urls=(f"{server.address}/CARS196.zip",)))
-    publication = replace(publication, ways=(publication.ways[0], (second,)))
-    monkeypatch.setitem(PUBLICATIONS, "cars196", publication)
-    root = get_benchmark("cars196", tmp_path / "data", reporter=QUIET)
-    assert len(load_benchmark(f"cars196:{root}", on_error="skip").test) == 6
+def test_without_a_link_there_is_nothing_to_try(tmp_path):
+    with pytest.raises(DownloadError, match=r"file\.bin: download failed \(it has no direct link\)"):
+        fetch(RemoteFile(name="file.bin", urls=(), checksum=None, limit=1), tmp_path)
 
 
-def test_dead_links_are_all_named(server, tmp_path, monkeypatch):
-    publication = publish(monkeypatch, server, "cub", archives("cub", tmp_path))
-    server.files.clear()
-    with pytest.raises(UserError, match=r"404.*CUB_200_2011\.tgz") as failure:
-        get_benchmark("cub", tmp_path / "data", reporter=QUIET)
-    assert publication.page in str(failure.value)
-    assert not (tmp_path / "data" / "CUB_200_2011").exists()
-
-
-def test_an_incomplete_archive_is_not_presented_as_the_benchmark(server, tmp_path, monkeypatch):
-    publication = publish(monkeypatch, server, "cub", archives("cub", tmp_path))
-    monkeypatch.setitem(PUBLICATIONS, "cub", replace(publication, load=SCHEMES["cub"]))
-    with pytest.raises(UserError, match="incomplete copy"):
-        get_benchmark("cub", tmp_path / "data", reporter=QUIET)
-    assert not (tmp_path / "data" / "CUB_200_2011").exists()
-
-
-@pytest.mark.parametrize("pack", [tgz, zipped])
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\..\\evil"])
-def test_a_name_that_leads_out_of_the_folder(pack, name, tmp_path):
-    archive = tmp_path / "archive"
-    archive.write_bytes(pack({"good": b"good", name: b"evil"}))
-    with pytest.raises(UserError, match="leads out of the folder"):
-        unpack(archive, tmp_path / "folder")
-    assert not (tmp_path / "evil").exists()
-    assert not Path("/evil").exists()
-
-
-def test_links_and_devices_are_left_out(tmp_path):
-    packed = tmp_path / "archive.tgz"
-    with tarfile.open(packed, "w:gz") as archive:
-        for name, kind in (("link", tarfile.SYMTYPE), ("hard", tarfile.LNKTYPE), ("device", tarfile.CHRTYPE)):
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, "/etc/passwd"
-            archive.addfile(member)
-        archive.addfile(tarfile.TarInfo("link/file"))
-    unpack(packed, tmp_path / "tar")
-    assert [path.name for path in (tmp_path / "tar").rglob("*") if not path.is_dir()] == ["file"]
-    packed = tmp_path / "archive.zip"
-    with zipfile.ZipFile(packed, "w") as archive:
-        link = zipfile.ZipInfo("link")
-        link.external_attr = 0o120777 << 16
-        archive.writestr(link, "/etc/passwd")
-        archive.writestr("file", b"good")
-    unpack(packed, tmp_path / "zip")
-    assert [path.name for path in (tmp_path / "zip").rglob("*")] == ["file"]
-
-
-@pytest.mark.parametrize("pack", [tgz, zipped])
-def test_an_archive_that_grows_too_much(pack, tmp_path):
-    archive = tmp_path / "archive"
-    archive.write_bytes(pack({"zeros": bytes(10**7)}))
-    with pytest.raises(UserError, match=f"more than {download.MAX_RATIO} times its size"):
-        unpack(archive, tmp_path / "folder")
-    assert sum(path.stat().st_size for path in (tmp_path / "folder").iterdir()) < 10**7
-
-
-@pytest.mark.parametrize("pack", [tgz, zipped])
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_truncated_archive(pack, share, tmp_path):
-    whole = pack(content(miniatures.cub(tmp_path / "copy"), ""))
-    (tmp_path / "archive").write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match="archive: not a complete archive"):
-        unpack(tmp_path / "archive", tmp_path / "folder")
-
-
-def test_every_publication_is_complete():
-    for name, publication in PUBLICATIONS.items():
-        assert publication.folder == download.FOLDERS[name]
-        assert all((publication.title, publication.licence, publication.citation, publication.page))
-        for part in (part for way in publication.ways for part in way):
-            assert all(re.fullmatch(r"https?://\S+", url) for url in part.file.urls)
-            assert part.file.checksum is None or re.fullmatch(r"md5:[0-9a-f]{32}", part.file.checksum)
+def test_a_full_disk_is_not_the_fault_of_the_server(server, tmp_path):
+    server.files["/file"] = Served(CONTENT)
+    (tmp_path / "file.bin.part").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"file\.bin\.part: cannot be written \(No space left"):
+        fetch(remote(server), tmp_path)
+    assert len(server.requests) == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.gallery.memory_store import MemoryStore
 
-from softtriple.data.relabel import read_labels
+from softtriple.data.corrections import read_labels
 from softtriple.errors import UserError
 from softtriple.gallery.changes import Changes
 from softtriple.search import Item

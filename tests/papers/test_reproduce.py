@@ -13,7 +13,7 @@ from tests.report.html_tree import parse, text
 from softtriple.cli import main
 from softtriple.config import with_values
 from softtriple.data import Benchmark, ImageFiles, Split, load_benchmark
-from softtriple.data.fetch import DownloadError
+from softtriple.data.download import DownloadError
 from softtriple.errors import UserError
 from softtriple.papers.recipes import softtriple_recipe
 from softtriple.papers.reproduce import TARGETS, choose_protocol, reproduce

@@ -9,7 +9,7 @@ from PIL import Image
 from tests.report.html_tree import parse
 
 from softtriple.data import make_benchmark
-from softtriple.data.exclusions import exclude_items
+from softtriple.data.corrections import exclude_items
 from softtriple.report.audit import audit_csv, audit_json, audit_text, render_audit, write_audit
 from softtriple.training.audit import Audit, audit
 

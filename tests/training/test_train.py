@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from softtriple.config import Config, with_settings
 from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
-from softtriple.data.identity import item_ids
+from softtriple.data.benchmark import item_ids
 from softtriple.errors import UserError
 from softtriple.losses import LOSSES
 from softtriple.metrics import evaluate

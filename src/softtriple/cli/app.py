@@ -1,4 +1,4 @@
-"""The application: options that several verbs share, and how errors end. Verbs import torch when they run."""
+"""The application: shared options and error handling. Verbs import torch only when they run."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.errors import UserError
 
@@ -24,30 +25,27 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Data = Annotated[
-    str, typer.Argument(help="Folder, .csv, .npz, .parquet, cub:PATH, ..., glyphs or digits.", metavar="DATA")
-]
-RunArgument = Annotated[Path, typer.Argument(help="A run directory.", metavar="RUN")]
+Data = Annotated[str, Argument(help="Folder, .csv, .npz, .parquet, cub:PATH, ..., glyphs or digits.", metavar="DATA")]
+RunArgument = Annotated[Path, Argument(help="Run directory.", metavar="RUN")]
 StoreOption = Annotated[
-    str, typer.Option("--store", help="A folder, s3://bucket/path, or http://host:19530/DB for Milvus.", metavar="URI")
+    str, Option("--store", help="Folder, s3://bucket/path, or http://host:19530/DB for Milvus.", metavar="URI")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to standard error.")]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object; progress goes to standard error.")]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C"),
+    list[str] | None, Option("--set", help="Change one setting, such as train.epochs=3; repeatable.", metavar="A.B=C")
 ]
 
 
 def _only_about_data(settings: list[str] | None) -> list[str] | None:
     for setting in settings or []:
         if not setting.startswith("data."):
-            raise typer.BadParameter(f"{setting}: only data.* settings have an effect here")
+            raise BadParameter(f"{setting}: only data.* settings have an effect here")
     return settings
 
 
 DataSettings = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         help="How to read DATA, such as data.label=kind; repeatable.",
         metavar="A.B=C",
@@ -56,16 +54,13 @@ DataSettings = Annotated[
 ]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
-    typer.Option("--on-error", help="If a file cannot be read: stop (default), or skip it and say why."),
+    Option("--on-error", help="What to do with unreadable files: stop (default), or skip them and say why."),
 ]
 
-Trust = Annotated[
-    bool,
-    typer.Option("--trust", help="Let the run load its encoder by name, from a folder or a hub, if it lacks its own."),
-]
+Trust = Annotated[bool, Option("--trust", help="Let an old run load its backbone by name. Only for runs you trust.")]
 
-# What the machine refuses ends in one line too; torch raises RuntimeError for some of it.
-_REFUSALS = re.compile(
+# Out of memory or threads, which torch reports as RuntimeError, ends in one line too.
+_OUT_OF_RESOURCES = re.compile(
     "can't allocate memory|not enough memory|Storage size calculation overflowed|can't start new thread"
 )
 
@@ -75,7 +70,7 @@ _show_traceback = False
 @app.callback()
 def options(
     show_traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show the full traceback of an error.", is_eager=True)
+        bool, Option("--traceback", help="Show the full traceback of an error.", is_eager=True)
     ] = False,
 ) -> None:
     """Options that come before the verb."""
@@ -95,7 +90,7 @@ def main() -> None:
     except MemoryError:
         _fail("out of memory")
     except RuntimeError as error:
-        if not _REFUSALS.search(str(error)):
+        if not _OUT_OF_RESOURCES.search(str(error)):
             raise
         _fail(f"the machine is out of memory or threads ({str(error).splitlines()[0]})")
 
@@ -107,7 +102,7 @@ def print_report(
     prefixes: "Mapping[int, Report] | None" = None,
     **more: Any,
 ) -> None:
-    """Print a report as a table or as JSON, beside what untrained and shorter embeddings reach on the same items."""
+    """Print a report as a table or as JSON, with the reports of untrained and shorter embeddings of the same items."""
     from softtriple.metrics import format_comparison, format_table
 
     if as_json:
@@ -128,11 +123,11 @@ def print_report(
 
 
 def parse_integers(text: str, option: str) -> tuple[int, ...]:
-    """Integers separated by commas, as ``option`` takes them."""
+    """Integers separated by commas, the value of ``option``."""
     try:
         return tuple(int(number) for number in text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"{text}: expected integers, such as 1,10,100", param_hint=option) from None
+        raise BadParameter(f"{text}: expected integers, such as 1,10,100", param_hint=option) from None
 
 
 def command_line() -> str:
@@ -143,13 +138,13 @@ def command_line() -> str:
 def _fail(reason: str) -> NoReturn:
     if _show_traceback:
         traceback.print_exc()
-    # One line, whatever is in the name of a file: line breaks, or control characters that a terminal would obey.
+    # File names may contain line breaks, and control characters that a terminal would interpret.
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
     print(f"{_speaker()}: {line}", file=sys.stderr)
     sys.exit(1)
 
 
 def _speaker() -> str:
-    """Who reports it: under torchrun several processes may have something to say."""
+    """The start of an error message; under torchrun it names the rank."""
     rank = os.environ.get("RANK", "0")
     return "softtriple" if rank == "0" else f"softtriple, rank {rank}"

@@ -1,19 +1,19 @@
-"""The verb that looks for what is wrong with data: audit."""
+"""The verb audit: find problems in data."""
 
 import json
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.cli.app import AsJson, DataSettings, OnError, Trust, app, command_line
 
 
 @app.command(short_help="Find wrong labels, copies and odd items in data.")
 def audit(
-    source: Annotated[str, typer.Argument(help="Data as train takes them, or a run directory.", metavar="DATA_OR_RUN")],
+    source: Annotated[str, Argument(help="Data, as for train, or a run directory.", metavar="DATA_OR_RUN")],
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for audit.html, audit.csv and audit.json.", metavar="DIR")
+        Path | None, Option("--out", help="Folder for audit.html, audit.csv and audit.json.", metavar="DIR")
     ] = None,
     on_error: OnError = None,
     settings: DataSettings = None,
@@ -23,11 +23,11 @@ def audit(
     """Find suspect labels, near-duplicates, leaks between train and test, odd items and doubtful classes."""
     is_run = (Path(source) / "config.toml").is_file()
     if is_run and (settings or on_error):
-        raise typer.BadParameter("a run has its own data", param_hint="--set, --on-error")
+        raise BadParameter("a run has its own data", param_hint="--set, --on-error")
     if trust and not is_run:
-        raise typer.BadParameter("only a run can be trusted; this is data", param_hint="--trust")
+        raise BadParameter("applies to runs, and this is data", param_hint="--trust")
     if out is not None and out.exists() and not out.is_dir():
-        raise typer.BadParameter(f"{out} is a file; expected a folder", param_hint="--out")
+        raise BadParameter(f"{out} is a file; expected a folder", param_hint="--out")
 
     from softtriple.config import Config, with_settings, with_values
     from softtriple.data import absolute_spec

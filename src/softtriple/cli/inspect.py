@@ -1,10 +1,10 @@
-"""Verbs that look at runs, vectors and the installation: evaluate, calibrate, compare, embed, centers, export, info."""
+"""Verbs for trained runs and the installation: evaluate, calibrate, embed, centers, compare, export, info."""
 
 import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.cli.app import (
     AsJson,
@@ -19,31 +19,32 @@ from softtriple.cli.app import (
 )
 
 
-@app.command(short_help="Measure a run, or vectors from anywhere.")
+@app.command(short_help="Evaluate a run, or any vectors.")
 def evaluate(
     source: Annotated[
-        str, typer.Argument(help="A run directory, or a .npz or .parquet of vectors and labels.", metavar="RUN_OR_FILE")
+        str, Argument(help="Run directory, or .npz or .parquet file of vectors and labels.", metavar="RUN_OR_FILE")
     ],
-    data: Annotated[str | None, typer.Option("--data", help="Data other than the run's own.", metavar="DATA")] = None,
+    data: Annotated[
+        str | None, Option("--data", help="Evaluate on other data than the run's own.", metavar="DATA")
+    ] = None,
     gallery: Annotated[
-        Path | None,
-        typer.Option("--gallery", help="Gallery file; the vectors in FILE are the queries.", metavar="FILE"),
+        Path | None, Option("--gallery", help="Gallery file; the vectors in FILE are the queries.", metavar="FILE")
     ] = None,
     recall_at: Annotated[
-        str | None, typer.Option("--recall-at", help="The k of Recall@k for a file.", metavar="1,2,4,8")
+        str | None, Option("--recall-at", help="Values of k of Recall@k, for a file.", metavar="1,2,4,8")
     ] = None,
     settings: DataSettings = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure retrieval and clustering of a run on its test classes, or of vectors from anywhere."""
+    """Evaluate retrieval and clustering of a run on its test classes, or of any vectors with labels."""
     is_run = Path(source).is_dir()
     if data is not None and not is_run:
-        raise typer.BadParameter("--data needs a run directory", param_hint="--data")
+        raise BadParameter("--data needs a run directory", param_hint="--data")
     if settings and data is None:
-        raise typer.BadParameter("--set says how to read --data, which is missing", param_hint="--set")
+        raise BadParameter("applies to --data, which is missing", param_hint="--set")
     if is_run and (gallery is not None or recall_at is not None):
-        raise typer.BadParameter("a run takes these from its data", param_hint="--gallery, --recall-at")
+        raise BadParameter("for files only; a run has its own", param_hint="--gallery, --recall-at")
 
     from softtriple import dist
     from softtriple.metrics import evaluate_file
@@ -68,15 +69,13 @@ def evaluate(
 def calibrate(
     run: RunArgument,
     data: Annotated[
-        str | None, typer.Option("--data", help="Classes to calibrate on, other than the run's own.", metavar="DATA")
+        str | None, Option("--data", help="Calibrate on other data than the run's own.", metavar="DATA")
     ] = None,
     far: Annotated[
-        float | None,
-        typer.Option("--far", help="Wanted share of unknown queries that are accepted, such as 0.01.", metavar="SHARE"),
+        float | None, Option("--far", help="Target false-accept rate: unknown queries accepted.", metavar="SHARE")
     ] = None,
     frr: Annotated[
-        float | None,
-        typer.Option("--frr", help="Or of known queries rejected; without either, both are equal.", metavar="SHARE"),
+        float | None, Option("--frr", help="Or target false-reject rate. Default: equal rates.", metavar="SHARE")
     ] = None,
     on_error: OnError = None,
     settings: DataSettings = None,
@@ -85,11 +84,11 @@ def calibrate(
 ) -> None:
     """Find the similarity below which a search should answer "none of these", on classes not trained on.
 
-    Writes calibration.json and calibration.svg to RUN and its section of report.html. Takes held-out training classes
-    if RUN has any, else its test classes.
+    Uses held-out training classes if RUN has any, else its test classes. Writes calibration.json, calibration.svg and
+    the section of report.html in RUN.
     """
     if (settings or on_error) and data is None:
-        raise typer.BadParameter("say how to read --data, which is missing", param_hint="--set, --on-error")
+        raise BadParameter("apply to --data, which is missing", param_hint="--set, --on-error")
     from softtriple.metrics import format_calibration
     from softtriple.metrics.calibration import check_rates
     from softtriple.progress import Reporter
@@ -109,7 +108,7 @@ def calibrate(
 def embed(
     run: RunArgument,
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="The .npz or .parquet file to write.", metavar="FILE")],
+    out: Annotated[Path, Option("--out", help=".npz or .parquet file to write.", metavar="FILE")],
     on_error: OnError = None,
     settings: DataSettings = None,
     trust: Trust = False,
@@ -131,30 +130,32 @@ def embed(
 def centers(
     run: RunArgument,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Also draw them to a .svg or .png file.", metavar="FILE")
+        Path | None, Option("--out", help="Also draw a chart to a .svg or .png file.", metavar="FILE")
     ] = None,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show how many centres of each class are distinct after the regulariser has merged those not needed."""
+    """Show how many centres of each class remain distinct; the regulariser merges those not needed."""
     from softtriple.report import centers as counting
     from softtriple.training import Run
 
     counts = counting.count_centers(Run.load(run, trust=trust))
     if out is not None:
         counting.draw(counts, out)
-    told = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}
-    print(json.dumps(told) if as_json else counting.text(counts))
+    summary = {"classes": counts.distinct, "mean": counts.mean, "centers_per_class": counts.most}
+    print(json.dumps(summary) if as_json else counting.text(counts))
 
 
 @app.command(short_help="Compare the reports of runs.")
 def compare(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories; the first is compared with.", metavar="RUN RUN")],
+    runs: Annotated[
+        list[Path], Argument(help="Run directories; the others are compared with the first.", metavar="RUN RUN")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Show the reports of runs side by side, with the paired 95 % interval of each difference to the first."""
+    """Show reports side by side, with paired 95 % intervals of the differences from the first."""
     if len(runs) < 2:
-        raise typer.BadParameter("expected at least two runs to compare", param_hint="RUN RUN")
+        raise BadParameter("expected at least two runs", param_hint="RUN RUN")
     from softtriple.metrics import format_comparison
     from softtriple.training.comparing import compare_runs
 
@@ -170,21 +171,19 @@ def compare(
 @app.command(short_help="Write the encoder as ONNX or TorchScript.")
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", help="The file: .onnx, .pt or .pt2, by format.", metavar="FILE")],
-    format: Annotated[
-        Literal["onnx", "torchscript", "torch-export"], typer.Option("--format", help="The format of the file.")
-    ] = "onnx",
+    out: Annotated[
+        Path, Option("--out", help="File to write: .onnx, .pt or .pt2, depending on the format.", metavar="FILE")
+    ],
+    format: Annotated[Literal["onnx", "torchscript", "torch-export"], Option("--format", help="File format.")] = "onnx",
     classify: Annotated[
-        bool, typer.Option("--classify", help="With the centres inside, so that the file also names classes.")
+        bool, Option("--classify", help="Include the centres, so that the file also predicts classes.")
     ] = False,
-    int8: Annotated[
-        bool, typer.Option("--int8", help="8-bit weights, for ONNX: a quarter of the size, less exact.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE if it exists.")] = False,
+    int8: Annotated[bool, Option("--int8", help="8-bit weights (ONNX): a quarter of the size, less exact.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite FILE if it exists.")] = False,
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the encoder of RUN as one file that needs no softtriple, after checking that its embeddings agree."""
+    """Export the encoder of RUN to a file that runs without softtriple, and check that its embeddings agree."""
     from softtriple.interop.export import export_encoder
     from softtriple.models import Encoder
     from softtriple.training import Run
@@ -206,13 +205,12 @@ def export(
 @app.command(short_help="Show versions, device, weights and cache.")
 def info(
     prune: Annotated[
-        float | None,
-        typer.Option("--prune", help="Remove cached data not used for DAYS.", min=0, metavar="DAYS"),
+        float | None, Option("--prune", help="Remove cached data not used for DAYS.", min=0, metavar="DAYS")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show versions, device, backbones and whether their weights are installed, and what the cache holds."""
+    """Show versions, the device, which weights are installed, and the size of the cache."""
     from softtriple.cli import info as about
 
-    told = about.facts(prune)
-    print(json.dumps(told) if as_json else about.text(told))
+    facts = about.facts(prune)
+    print(json.dumps(facts) if as_json else about.text(facts))

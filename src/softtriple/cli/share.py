@@ -1,28 +1,26 @@
-"""Verbs that fetch and share: download, push, pull."""
+"""Verbs for downloading and sharing: download, push, pull."""
 
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from softtriple.cli.app import RunArgument, Trust, app
 
-Repository = Annotated[str, typer.Argument(help="A repository of the Hugging Face hub.", metavar="USER/NAME")]
+Repository = Annotated[str, Argument(help="Repository on the Hugging Face hub.", metavar="USER/NAME")]
 
 
-@app.command(short_help="Get a published benchmark or BN-Inception's weights.")
+@app.command(short_help="Download a benchmark, or BN-Inception's weights.")
 def download(
     name: Annotated[
-        str,
-        typer.Argument(help="cub, cars196, sop, inshop, omniglot, or bn-inception for its weights.", metavar="NAME"),
+        str, Argument(help="cub, cars196, sop, inshop, omniglot, or bn-inception for its weights.", metavar="NAME")
     ],
     to: Annotated[
-        Path | None,
-        typer.Option("--to", help="Where to put it; default: the data folder, where train finds it.", metavar="DIR"),
+        Path | None, Option("--to", help="Target folder; default: the data folder, where train looks.", metavar="DIR")
     ] = None,
 ) -> None:
-    """Download NAME, verify it, and say what it may be used for; an interrupted download continues where it stopped."""
-    from softtriple.data.download import PUBLICATIONS, get_benchmark
+    """Download NAME, verify it and print its licence; an interrupted download is resumed."""
+    from softtriple.data.sources.publications import PUBLICATIONS, get_benchmark
     from softtriple.errors import UserError, did_you_mean
     from softtriple.progress import Reporter
 
@@ -47,32 +45,30 @@ def download(
         raise UserError(f"there is nothing called {name!r} to download; {which}")
 
 
-@app.command(short_help="Put a run on the Hugging Face hub.")
+@app.command(short_help="Push a run to the Hugging Face hub.")
 def push(
     run: RunArgument,
     repo: Repository,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
+    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
     licence: Annotated[
-        str | None, typer.Option("--licence", help="Licence of the weights, such as apache-2.0.", metavar="NAME")
+        str | None, Option("--licence", help="Licence of the weights, such as apache-2.0.", metavar="NAME")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Add the encoder as encoder.onnx.")] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Add the encoder as encoder.onnx.")] = False,
     trust: Trust = False,
 ) -> None:
-    """Put the encoder, centres, configuration, numbers and model card of RUN on the hub, without its data."""
+    """Push the encoder, centres, configuration, metrics and model card of RUN to the hub, without its data."""
     from softtriple.interop import hub
 
     print(hub.push(run, repo, private=private, licence=licence, onnx=onnx, trust=trust))
 
 
-@app.command(short_help="Get a run from the Hugging Face hub.")
+@app.command(short_help="Pull a run from the Hugging Face hub.")
 def pull(
     repo: Repository,
-    out: Annotated[Path, typer.Option("--out", help="The new run directory.", metavar="RUN")],
-    revision: Annotated[
-        str | None, typer.Option("--revision", help="A branch, a tag or a commit.", metavar="NAME")
-    ] = None,
+    out: Annotated[Path, Option("--out", help="New run directory.", metavar="RUN")],
+    revision: Annotated[str | None, Option("--revision", help="Branch, tag or commit.", metavar="NAME")] = None,
 ) -> None:
-    """Get a run that was pushed to the hub; what comes is data, and using it executes none of it."""
+    """Pull a run from the hub; neither pulling nor using it executes any of its files."""
     from softtriple.interop import hub
 
     hub.pull(repo, out, revision=revision)

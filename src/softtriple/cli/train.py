@@ -1,10 +1,10 @@
-"""Verbs that train: train, demo, reproduce."""
+"""Verbs for training: train, demo, reproduce."""
 
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, BadParameter, Option
 
 from softtriple.cli.app import AsJson, Data, OnError, Settings, app, command_line, parse_integers, print_report
 from softtriple.config import Config, read_config, with_preset, with_settings, with_values
@@ -13,42 +13,39 @@ from softtriple.config import Config, read_config, with_preset, with_settings, w
 @app.command(short_help="Train an encoder on labelled data.")
 def train(
     data: Data,
-    out: Annotated[Path, typer.Option("--out", help="The run directory; new unless --resume.", metavar="RUN")],
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file to start from.", metavar="FILE")] = None,
+    out: Annotated[Path, Option("--out", help="Run directory; must be new, unless --resume.", metavar="RUN")],
+    config: Annotated[Path | None, Option("--config", help="TOML file with settings.", metavar="FILE")] = None,
     preset: Annotated[
-        Literal["paper", "official", "sop"] | None, typer.Option("--preset", help="A published recipe.")
+        Literal["paper", "official", "sop"] | None, Option("--preset", help="A published recipe.")
     ] = None,
-    loss: Annotated[str | None, typer.Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
-    backbone: Annotated[str | None, typer.Option("--backbone", help="Name of the network.", metavar="NAME")] = None,
-    dim: Annotated[int | None, typer.Option("--dim", help="Width of the embedding.", metavar="N")] = None,
+    loss: Annotated[str | None, Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
+    backbone: Annotated[str | None, Option("--backbone", help="Name of the backbone.", metavar="NAME")] = None,
+    dim: Annotated[int | None, Option("--dim", help="Width of the embedding.", metavar="N")] = None,
     dims: Annotated[
-        str | None, typer.Option("--dims", help="Widths that each work by themselves.", metavar="64,128,512")
+        str | None, Option("--dims", help="Widths to which embeddings may be truncated.", metavar="64,128,512")
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="Passes over the data.", metavar="N")] = None,
+    epochs: Annotated[int | None, Option("--epochs", help="Number of epochs.", metavar="N")] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option("--minutes", help="Time for training; decides how much of the network learns.", metavar="N"),
+        float | None, Option("--minutes", help="Time budget; decides how much of the network is trained.", metavar="N")
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option("--from", help="Start from the encoder, centres and settings of this run.", metavar="RUN"),
+        Option("--from", help="Start from the encoder, centres and settings of another run.", metavar="RUN"),
     ] = None,
     exclude: Annotated[
-        Path | None,
-        typer.Option("--exclude", help="A list of items to leave out, such as audit.csv.", metavar="FILE"),
+        Path | None, Option("--exclude", help=".csv of items to leave out, such as audit.csv.", metavar="FILE")
     ] = None,
     labels: Annotated[
-        Path | None,
-        typer.Option("--labels", help="Corrected labels: .csv with the columns item and label.", metavar="FILE"),
+        Path | None, Option("--labels", help=".csv of corrected labels, with columns item and label.", metavar="FILE")
     ] = None,
     on_error: OnError = None,
     settings: Settings = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue an interrupted run.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train an encoder on DATA, evaluate it on classes it has not seen, and write everything to RUN."""
+    """Train an encoder on DATA, evaluate it on unseen classes, and write everything to RUN."""
     if config is not None and start is not None:
-        raise typer.BadParameter("the settings come from the run of --from", param_hint="--config")
+        raise BadParameter("the settings come from the run of --from", param_hint="--config")
     chosen = _configuration(config, out, resume)
     if start is not None and not (resume and (out / "config.toml").exists()):
         from softtriple.training.continuing import continued_config
@@ -75,7 +72,7 @@ def train(
         try:
             run = run_training(data, out=out, config=chosen, resume=resume, reporter=reporter)
         except KeyboardInterrupt:
-            # The whole command: if it stopped early, the settings are not in the run directory yet.
+            # With all options: the run directory may not contain the settings yet.
             reporter.note(f"stopped; continue with: {command_line()}{'' if resume else ' --resume'}")
             raise
         if not dist.is_main():
@@ -89,50 +86,50 @@ def train(
     reporter.note(f"encoder: {out / 'encoder'}, report: {page}")
 
 
-@app.command(short_help="The whole path on embedded data, in a minute.")
+@app.command(short_help="Train and compare two losses in a minute.")
 def demo(
     out: Annotated[
-        Path | None, typer.Option("--out", help="Folder for runs and report; default runs/demo.", metavar="DIR")
+        Path | None, Option("--out", help="Folder for runs and report; default: runs/demo.", metavar="DIR")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train SoftTriple and the single-centre softmax on rendered characters, and show what several centres find."""
+    """Train SoftTriple and a softmax with one centre per class on rendered characters, and compare them."""
     from softtriple.papers import demo as demonstration
     from softtriple.progress import Reporter
 
     reports, page = demonstration.run(out or demonstration.free_folder(), Reporter(), command=command_line())
     if as_json:
-        told = {name: json.loads(result.report.to_json()) for name, result in reports.items()}
-        print(json.dumps({**told, "page": str(page)}))
+        metrics = {name: json.loads(result.report.to_json()) for name, result in reports.items()}
+        print(json.dumps({**metrics, "page": str(page)}))
     else:
         print(demonstration.table(reports))
         print(f"report: {page}")
 
 
-@app.command(short_help="Run a table or figure of the paper.")
+@app.command(short_help="Reproduce a table or figure of the paper.")
 def reproduce(
     target: Annotated[
         str,
-        typer.Argument(
+        Argument(
             help="table1 to table6, centers, recall-vs-k, retrieved, illustration or hidden-modes.", metavar="TARGET"
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", help="Folder for runs, tables and figures.", metavar="DIR")],
+    out: Annotated[Path, Option("--out", help="Folder for runs, tables and figures.", metavar="DIR")],
     data: Annotated[
-        str | None, typer.Option("--data", help="The data to run on; illustration draws its own.", metavar="DATA")
+        str | None, Option("--data", help="Data to run on; illustration has its own.", metavar="DATA")
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", help="Number of runs per row.", metavar="N")] = 1,
+    seeds: Annotated[int, Option("--seeds", help="Number of runs per row.", metavar="N")] = 1,
     rows: Annotated[
-        str | None, typer.Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
+        str | None, Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
     ] = None,
     protocol: Annotated[
         Literal["full", "head"] | None,
-        typer.Option("--protocol", help="full: as in the paper; head: on cached features (default without a GPU)."),
+        Option("--protocol", help="full: as in the paper; head: head on cached features (default without a GPU)."),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a table or figure of the paper beside the published numbers; finished runs in DIR are not repeated."""
+    """Reproduce a table or figure of the paper beside the published numbers; finished runs in DIR are reused."""
     from softtriple.papers.reproduce import reproduce as make
     from softtriple.progress import Reporter
 
@@ -143,7 +140,7 @@ def reproduce(
             target, data, out, seeds=seeds, rows=chosen, protocol=protocol, settings=settings or [], reporter=reporter
         )
     except KeyboardInterrupt:
-        reporter.note("stopped; the same command continues")
+        reporter.note("stopped; run the same command again to continue")
         raise
     files = [str(file) for file in made.files]
     print(json.dumps({target: made.numbers, "files": files}) if as_json else f"\n{made.text}")

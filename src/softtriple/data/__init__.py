@@ -1,4 +1,4 @@
-"""Labelled images, vectors and texts: sources, the `Benchmark` they load, caches, and batches of tensors."""
+"""Labelled images, vectors and texts: sources, the `Benchmark` they return, caches and batches."""
 
 from softtriple.data.benchmark import Benchmark as Benchmark
 from softtriple.data.benchmark import ImageArray as ImageArray
@@ -8,14 +8,12 @@ from softtriple.data.benchmark import Items as Items
 from softtriple.data.benchmark import Split as Split
 from softtriple.data.benchmark import Texts as Texts
 from softtriple.data.benchmark import Vectors as Vectors
-from softtriple.data.benchmark import contiguous_labels as contiguous_labels
 from softtriple.data.benchmark import fingerprint as fingerprint
-from softtriple.data.benchmark import hold_out_classes as hold_out_classes
 from softtriple.data.cache import ImageCache as ImageCache
 from softtriple.data.cache import cache_directory as cache_directory
-from softtriple.data.cache import list_kept as list_kept
+from softtriple.data.cache import list_cache as list_cache
 from softtriple.data.cache import open_cache as open_cache
-from softtriple.data.cache import remove_unused as remove_unused
+from softtriple.data.cache import prune_cache as prune_cache
 from softtriple.data.images import ImageError as ImageError
 from softtriple.data.images import View as View
 from softtriple.data.images import decode_image as decode_image
@@ -32,3 +30,5 @@ from softtriple.data.sources.memory import make_benchmark as make_benchmark
 from softtriple.data.sources.vectors import VectorFile as VectorFile
 from softtriple.data.sources.vectors import read_vectors as read_vectors
 from softtriple.data.sources.vectors import write_vectors as write_vectors
+from softtriple.data.splitting import contiguous_labels as contiguous_labels
+from softtriple.data.splitting import hold_out_classes as hold_out_classes

@@ -1,11 +1,10 @@
 """The cache directory: resized images, cached features and prepared data sets, each checked when it is opened.
 
-Everything in it can be computed again. ``cached`` does so when a file is missing or its checksum differs, so damage is
-repaired and never used. The zip format of .npz has checksums of its own; other files get a CRC-32, which is verified
-at about the speed of the disk.
+Everything in it can be recomputed, and ``cached`` does so if a file is missing or damaged. The zip format of .npz has
+checksums of its own; other files get a CRC-32, which is verified at about the speed of the disk.
 
-The image cache holds images resized to a short side in one memory-mapped file: decoded once, then read every epoch.
-Its pixels equal those of ``resize_short_side(decode_image(path))``, so using it changes no result.
+The image cache is one memory-mapped file of resized images, which are decoded once and read in every epoch. The pixels
+equal those of ``resize_short_side(decode_image(path))``, so the cache does not change results.
 """
 
 import hashlib
@@ -35,7 +34,7 @@ T = TypeVar("T")
 Notify = Callable[[str], None]
 Progress = Callable[[int, int], None]
 
-VERSION = 2  # part of the key of an image cache: raise it when decoding, resizing or the format changes
+VERSION = 2  # part of the key of an image cache; increase it when decoding, resizing or the format changes
 DEFAULT_BUDGET = 8e9
 _SAMPLE = 64
 _CHUNK = 1 << 20
@@ -47,22 +46,22 @@ _ENTRY = re.compile(r"(images|trunk|omniglot|glyphs)-[0-9a-f]{16}(\.npz)?")
 
 def cache_directory() -> Path:
     """The directory for cached data: $SOFTTRIPLE_CACHE, else $XDG_CACHE_HOME/softtriple, else ~/.cache/softtriple."""
-    if own := os.environ.get("SOFTTRIPLE_CACHE"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "softtriple"
+    return _directory("SOFTTRIPLE_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def data_directory() -> Path:
     """The directory for downloaded data: $SOFTTRIPLE_DATA, else $XDG_DATA_HOME/softtriple, else ~/.local/share/…."""
-    if own := os.environ.get("SOFTTRIPLE_DATA"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_DATA_HOME")
-    return (Path(shared) if shared else Path.home() / ".local" / "share") / "softtriple"
+    return _directory("SOFTTRIPLE_DATA", "XDG_DATA_HOME", ".local/share")
 
 
-class Kept(NamedTuple):
-    """An entry of the cache directory; ``used`` is a time as ``time.time`` gives it."""
+def _directory(own: str, shared: str, default: str) -> Path:
+    if path := os.environ.get(own):
+        return Path(path).expanduser()
+    return Path(os.environ.get(shared) or Path.home() / default) / "softtriple"
+
+
+class CacheEntry(NamedTuple):
+    """An entry of the cache directory, last ``used`` at a ``time.time``."""
 
     path: Path
     kind: str
@@ -70,20 +69,20 @@ class Kept(NamedTuple):
     used: float
 
 
-def list_kept() -> list[Kept]:
-    """The entries of the cache directory, least recently used first; files of other origin are not listed."""
+def list_cache() -> list[CacheEntry]:
+    """The entries of the cache directory, least recently used first; ignores files that are not ours."""
     entries = []
     for path in cache_directory().glob("*-*"):
         if match := _ENTRY.fullmatch(path.name):
             with suppress(FileNotFoundError):  # another process is removing it
                 size = sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
-                entries.append(Kept(path, match[1], size, path.stat().st_mtime))
+                entries.append(CacheEntry(path, match[1], size, path.stat().st_mtime))
     return sorted(entries, key=lambda entry: entry.used)
 
 
-def remove_unused(days: float) -> list[Kept]:
-    """Remove entries not used for ``days``; a run that has one open goes on, and a later run makes it again."""
-    old = [entry for entry in list_kept() if time.time() - entry.used > 86_400 * days]
+def prune_cache(days: float) -> list[CacheEntry]:
+    """Remove the entries not used for ``days`` and return them; runs that have one open are not disturbed."""
+    old = [entry for entry in list_cache() if time.time() - entry.used > 86_400 * days]
     for entry in old:
         with suppress(FileNotFoundError):  # another process was first
             remove_whole(entry.path)
@@ -91,20 +90,20 @@ def remove_unused(days: float) -> list[Kept]:
 
 
 def mark_used(path: Path) -> None:
-    """Record in its modification time that the entry ``path`` is used now; many disks keep no access times."""
-    with suppress(OSError):  # an entry of another user can be read all the same
+    """Set the modification time of the entry ``path`` to now; many file systems record no access times."""
+    with suppress(OSError):  # an entry of another user is readable all the same
         os.utime(path)
 
 
 class DamagedCacheError(UserError):
-    """A cached file that is incomplete or differs from what was written."""
+    """A cached file is incomplete or corrupt."""
 
 
 def cached(path: Path, make: Callable[[Path], None], read: Callable[[Path], T], *, notify: Notify) -> T:
-    """Return ``read(path)``, after ``make`` has written ``path`` if it is missing or damaged.
+    """Return ``read(path)``; if ``path`` is missing or damaged, ``make`` writes it first.
 
-    ``make`` gets a temporary path, which takes its final name once it is complete: a file if ``path`` has a suffix,
-    else a folder. ``read`` raises DamagedCacheError for what has to be made again; ``notify`` then gets a line.
+    ``make`` gets a temporary path, which is renamed when it is complete: a file if ``path`` has a suffix, else a
+    folder. ``read`` raises DamagedCacheError if it has to be made again, and ``notify`` gets a line about it.
     """
     if path.exists():
         try:
@@ -121,7 +120,7 @@ def cached(path: Path, make: Callable[[Path], None], read: Callable[[Path], T], 
 
 
 def fits(needed: int, budget: float, folder: Path) -> bool:
-    """Whether ``needed`` bytes are within ``budget`` and leave a tenth of the free disk under ``folder``."""
+    """Whether ``needed`` bytes are within ``budget`` and leave a tenth of the free disk space at ``folder``."""
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.is_dir())
     return needed <= budget and needed <= 0.9 * disk_usage(existing).free
 
@@ -130,9 +129,9 @@ def fits(needed: int, budget: float, folder: Path) -> bool:
 
 
 def write_rows(path: Path, count: int, parts: Iterable[np.ndarray]) -> None:
-    """Write ``count`` rows, given in parts of some rows each, as a .npy file followed by its CRC-32.
+    """Write ``parts``, which have ``count`` rows in all, as a .npy file followed by its CRC-32.
 
-    Written through the file and not through a memory map, where a full disk would be a signal that ends the process.
+    Not through a memory map, where a full disk would kill the process by a signal.
     """
     written = checksum = 0
     with path.open("wb") as file:
@@ -172,7 +171,7 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
             return [content[name] for name in names]
     except PermissionError:
         raise
-    except Exception as error:  # damaged archives raise whatever their reader meets first
+    except Exception as error:  # damaged archives raise many types
         raise DamagedCacheError(f"{path}: damaged ({error})") from error
 
 
@@ -190,7 +189,7 @@ def _checksum(file: BinaryIO, count: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class ImageCache:
-    """Resized images by path; the pixels stay on disk until they are needed."""
+    """Resized images by path, memory-mapped."""
 
     short_side: int
     pixels: UInt8[np.ndarray, " bytes"]
@@ -219,8 +218,8 @@ def open_cache(
 ) -> ImageCache | None:
     """Open the cache of ``files`` at ``short_side``, making it if needed; None if it would exceed ``budget`` bytes.
 
-    ``notify`` gets a line that says what was decided, ``progress`` gets (done, total) while images are decoded. An
-    unreadable image is an ImageError and leaves no cache behind.
+    ``notify`` gets a line about the decision, ``progress`` gets (done, total) while images are decoded. An unreadable
+    image raises ImageError, and no cache is left behind.
     """
     key = hashlib.sha256(f"{VERSION} {short_side} {fingerprint(files)}".encode()).hexdigest()[:16]
     folder = cache_directory() / f"images-{key}"
@@ -243,7 +242,7 @@ def open_cache(
 
 
 def estimate_bytes(files: ImageFiles, short_side: int) -> int:
-    """The approximate size of a cache of ``files``, from the headers of a few of them."""
+    """The approximate size of a cache of ``files``, from the headers of a sample."""
     aspects = []
     for row in np.linspace(0, len(files) - 1, num=min(_SAMPLE, len(files)), dtype=int):
         try:

@@ -1,301 +1,166 @@
-"""The published benchmarks: where they are, what they may be used for, and how a copy is unpacked and verified."""
+"""Resumable downloads from several mirrors; a file gets its final name once its checksum is verified."""
 
-import shutil
-import stat
-import tarfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+import hashlib
+import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, NamedTuple
+from http.client import HTTPException
+from pathlib import Path
+from typing import BinaryIO
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
-from softtriple.data.benchmark import Benchmark
-from softtriple.data.cache import data_directory
-from softtriple.data.fetch import DownloadError, Progress, RemoteFile, fetch
-from softtriple.data.sources import FOLDERS, SCHEMES
+from filelock import FileLock
+
 from softtriple.errors import UserError
-from softtriple.files import atomic_folder, remove_whole
-from softtriple.progress import Reporter
 
-MAX_RATIO = 5  # of unpacked to packed bytes; photographs hardly shrink
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError)
+TIMEOUT = 60.0  # seconds without data after which a connection is given up
+RETRIES = 4  # consecutive attempts without progress before trying the next mirror
+PAUSE = 1.0  # seconds before the first retry; doubled each time
+_CHUNK = 1 << 16
+
+Progress = Callable[[int, int], None]
 
 
-class Part(NamedTuple):
-    """A file of a benchmark; an archive loses the first ``strip`` folders of its names when it is unpacked."""
+class DownloadError(UserError):
+    """No mirror delivered the file."""
 
-    file: RemoteFile
-    unpack: bool = False
-    strip: int = 0
+
+class _RefusedError(Exception):
+    """A mirror sent something other than the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Publication:
-    """A benchmark as published. ``ways`` are lists of files that each give all of it, the best one first."""
+class RemoteFile:
+    """A published file: its name on disk, its mirrors and its checksum.
 
-    title: str
-    folder: str
-    ways: tuple[tuple[Part, ...], ...]
-    load: Callable[[Path], Benchmark]
-    page: str
-    licence: str
-    citation: str
-    manual: str = ""  # what to do if there is no direct link
-
-
-def _file(name: str, checksum: str | None, megabytes: int, *urls: str) -> RemoteFile:
-    return RemoteFile(name=name, urls=urls, checksum=checksum, limit=megabytes * 10**6)
-
-
-# Limits are generous: what they keep out is an answer without end.
-PUBLICATIONS: dict[str, Publication] = {
-    "cub": Publication(
-        title="CUB-200-2011: 11 788 photographs of 200 bird species",
-        folder=FOLDERS["cub"],
-        ways=(
-            (
-                Part(
-                    _file(
-                        "CUB_200_2011.tgz",
-                        "md5:97eceeb196236b17998738112f37df78",
-                        1_500,
-                        "https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz?download=1",
-                        "https://s3.amazonaws.com/fast-ai-imageclas/CUB_200_2011.tgz",
-                    ),
-                    unpack=True,
-                    strip=1,
-                ),
-            ),
-        ),
-        load=SCHEMES["cub"],
-        page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
-        licence="non-commercial research and education; the photographers hold the copyright",
-        citation="Wah, Branson, Welinder, Perona, Belongie: The Caltech-UCSD Birds-200-2011 Dataset. "
-        "Technical report CNS-TR-2011-001, California Institute of Technology, 2011",
-    ),
-    "cars196": Publication(
-        title="Cars196: 16 185 photographs of 196 car models",
-        folder=FOLDERS["cars196"],
-        ways=(
-            (
-                Part(
-                    _file(
-                        "cars_annos.mat",
-                        "md5:b407c6086d669747186bd1d764ff9dbc",
-                        10,
-                        "http://ai.stanford.edu/~jkrause/car196/cars_annos.mat",
-                        "http://imagenet.stanford.edu/internal/car196/cars_annos.mat",
-                    )
-                ),
-                Part(
-                    _file(
-                        "car_ims.tgz",
-                        "md5:d5c8f0aa497503f355e17dc7886c3f14",
-                        4_000,
-                        "http://ai.stanford.edu/~jkrause/car196/car_ims.tgz",
-                        "http://imagenet.stanford.edu/internal/car196/car_ims.tgz",
-                    ),
-                    unpack=True,
-                ),
-            ),
-            # No checksum is published for this one: the number of images and classes verifies it.
-            (
-                Part(
-                    _file("CARS196.zip", None, 4_000, "http://ftp.cs.stanford.edu/cs/cvgl/CARS196.zip"),
-                    unpack=True,
-                    strip=1,
-                ),
-            ),
-        ),
-        load=SCHEMES["cars196"],
-        page="https://www.kaggle.com/datasets/jutrera/stanford-car-dataset-by-classes-folder",
-        licence="none is stated; published for research",
-        citation="Krause, Stark, Deng, Fei-Fei: 3D Object Representations for Fine-Grained Categorization. "
-        "3dRR-13, 2013",
-        manual="the publisher's links are often dead; copies are on Kaggle, also as one folder per class below train/ "
-        "and test/, which `softtriple train cars196:PATH` reads as they are",
-    ),
-    "sop": Publication(
-        title="Stanford Online Products: 120 053 photographs of 22 634 products",
-        folder=FOLDERS["sop"],
-        ways=(
-            (
-                Part(
-                    _file(
-                        "Stanford_Online_Products.zip",
-                        "md5:7f73d41a2f44250d4779881525aea32e",
-                        6_000,
-                        "https://ftp.cs.stanford.edu/cs/cvgl/Stanford_Online_Products.zip",
-                        "http://ftp.cs.stanford.edu/cs/cvgl/Stanford_Online_Products.zip",
-                        "https://drive.usercontent.google.com/download?id=1TclrpQOF_ullUP99wk_gjGN8pKvtErG8"
-                        "&export=download&authuser=0&confirm=t",
-                    ),
-                    unpack=True,
-                    strip=1,
-                ),
-            ),
-        ),
-        load=SCHEMES["sop"],
-        page="https://cvgl.stanford.edu/projects/lifted_struct/",
-        licence="none is stated; published for research",
-        citation="Oh Song, Xiang, Jegelka, Savarese: Deep Metric Learning via Lifted Structured Feature Embedding. "
-        "CVPR 2016",
-    ),
-    "inshop": Publication(
-        title="In-Shop Clothes Retrieval (DeepFashion): 52 712 photographs of 7 982 items",
-        folder=FOLDERS["inshop"],
-        ways=((Part(_file("list_eval_partition.txt", None, 50)), Part(_file("img.zip", None, 5_000), unpack=True)),),
-        load=SCHEMES["inshop"],
-        page="https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html",
-        licence="non-commercial research only, by the agreement on its page",
-        citation="Liu, Luo, Qiu, Wang, Tang: DeepFashion: Powering Robust Clothes Recognition and Retrieval with Rich "
-        "Annotations. CVPR 2016",
-        manual="accept the agreement on the page and open its Google Drive folder; take Img/img.zip and "
-        "Eval/list_eval_partition.txt",
-    ),
-    "omniglot": Publication(
-        title="Omniglot: 32 460 drawings of 1 623 characters",
-        folder=FOLDERS["omniglot"],
-        ways=(
-            tuple(
-                Part(
-                    _file(
-                        f"{name}.zip",
-                        f"md5:{md5}",
-                        50,
-                        f"https://github.com/brendenlake/omniglot/raw/master/python/{name}.zip",
-                        f"https://raw.githubusercontent.com/brendenlake/omniglot/master/python/{name}.zip",
-                    )
-                )
-                for name, md5 in (
-                    ("images_background", "68d2efa1b9178cc56df9314c21c6e718"),
-                    ("images_evaluation", "6b91aef0f799c5bb55b94e3f2daec811"),
-                )
-            ),
-        ),
-        load=SCHEMES["omniglot"],
-        page="https://github.com/brendenlake/omniglot",
-        licence="MIT",
-        citation="Lake, Salakhutdinov, Tenenbaum: Human-level concept learning through probabilistic program "
-        "induction. Science 350(6266), 2015",
-    ),
-}
-
-
-def get_benchmark(name: str, to: Path | None = None, *, reporter: Reporter) -> Path:
-    """The folder of the benchmark ``name`` in ``to`` or the data folder, downloaded if it is not there yet.
-
-    Files that already lie in the folder ``downloads`` there are verified and used.
+    ``urls`` is empty if there is no direct link. ``checksum`` is ``"md5:…"`` or ``"sha256:…"`` with the digest or its
+    beginning; None if none is published. At most ``limit`` bytes are accepted.
     """
-    publication = PUBLICATIONS[name]
-    base = (to or data_directory()).expanduser().absolute()
-    root, downloads = base / publication.folder, base / "downloads"
-    reporter.note(publication.title)
-    reporter.note(f"licence: {publication.licence}\ncite: {publication.citation}\npage: {publication.page}")
-    if root.exists():
-        reporter.note(f"{root} is already there")
-        _verify(publication, root, reporter)
-        return root
-    given = {path.name for path in downloads.glob("*")}
-    parts = _fetch_one_way(publication, downloads, reporter)
-    with atomic_folder(root) as temporary:
-        for part in parts:
-            _put(part, downloads / part.file.name, temporary, reporter)
-    try:
-        _verify(publication, root, reporter)
-    except UserError:
-        remove_whole(root)  # made above, from archives that are still there
-        raise
-    for part in parts:
-        if part.file.name not in given:
-            (downloads / part.file.name).unlink()
-    return root
+
+    name: str
+    urls: tuple[str, ...]
+    checksum: str | None
+    limit: int
 
 
-def _fetch_one_way(publication: Publication, downloads: Path, reporter: Reporter) -> tuple[Part, ...]:
-    """Download the files of the first way that works, into ``downloads``."""
-    failures = []
-    for parts in publication.ways:
-        try:
-            for part in parts:
-                with reporter.task(part.file.name) as update:
-                    fetch(part.file, downloads, progress=update)
-                if part.file.checksum is None:
-                    reporter.note(f"{part.file.name}: no checksum is published; only the counts are verified")
-        except DownloadError as error:
-            failures.append(str(error))
-        else:
-            return parts
-    files = " and ".join(part.file.name for part in publication.ways[0])
-    steps = f"{publication.manual}. " if publication.manual else ""
-    raise DownloadError(
-        f"{'; '.join(failures)}. By hand: {steps}Put {files} (from {publication.page}) into {downloads} and repeat the "
-        "command, which verifies and unpacks them"
-    )
+def fetch(file: RemoteFile, folder: Path, *, progress: Progress = lambda *_: None) -> Path:
+    """The path of ``file`` in ``folder``, downloaded if it is not there yet.
 
-
-def _put(part: Part, source: Path, folder: Path, reporter: Reporter) -> None:
-    if part.unpack:
-        with reporter.task(f"unpacking {source.name}") as update:
-            unpack(source, folder, strip=part.strip, progress=update)
-    else:
-        shutil.copyfile(source, folder / source.name)
-
-
-def _verify(publication: Publication, root: Path, reporter: Reporter) -> None:
-    for note in publication.load(root).notes:
-        reporter.note(f"verified: {note}")
-
-
-def unpack(archive: Path, folder: Path, *, strip: int = 0, progress: Progress = lambda *_: None) -> None:
-    """Unpack the files of a zip or tar archive into ``folder``, without the first ``strip`` folders of their names.
-
-    UserError for a name that leads out of ``folder`` and for more than `MAX_RATIO` times the bytes of the archive.
-    Links and devices are left out.
+    An interrupted download is resumed, also from another mirror. Without a checksum it is resumed only within the same
+    call, and only if the server confirms that the file has not changed.
     """
-    size = archive.stat().st_size
-    left = MAX_RATIO * size
-    with archive.open("rb") as file, ExitStack() as opened:
+    path, part = folder / file.name, folder / f"{file.name}.part"
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / f".{file.name}.lock"):  # several ranks may request the same file
+        if path.is_file():
+            if (complaint := _mismatch(path, file.checksum)) is not None:
+                raise UserError(f"{path}: {complaint}. Move it elsewhere to download the published file.")
+            return path
+        failures = []
+        for url in file.urls:
+            try:
+                _fetch_from(url, file, part, progress)
+            except (_RefusedError, HTTPException, OSError) as error:
+                _raise_if_local(error)
+                failures.append(f"{url}: {str(error) or type(error).__name__}")
+            else:
+                part.replace(path)
+                return path
+    raise DownloadError(f"{file.name}: download failed ({'; '.join(failures) or 'it has no direct link'})")
+
+
+def _fetch_from(url: str, file: RemoteFile, part: Path, progress: Progress) -> None:
+    """Complete ``part`` from ``url`` and verify it."""
+    if file.checksum is None:
+        part.unlink(missing_ok=True)  # a mixture of two versions would go unnoticed
+    continued = part.exists()
+    stalled, validator = 0, None
+    while True:
+        before = _size(part)
         try:
-            for name, content in _members(file, opened):
-                relative = _safe(name, archive).parts[strip:]
-                if not relative:
-                    continue
-                target = folder.joinpath(*relative)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with content, target.open("wb") as out:
-                    while chunk := content.read(1 << 20):
-                        left -= len(chunk)
-                        if left < 0:
-                            raise UserError(f"{archive}: unpacks to more than {MAX_RATIO} times its size; not unpacked")
-                        out.write(chunk)
-                progress(min(file.tell(), size), size)
-        except _DAMAGED as error:
-            if isinstance(error, OSError) and error.filename is not None:  # of the disk
+            complete, validator = _receive(url, file, part, validator, progress)
+            if complete:
+                break
+            reason: Exception = _RefusedError("the connection broke off")
+        except HTTPError as error:
+            error.close()
+            if error.code == 416:  # nothing is left to send, or the part is longer than the file
+                break
+            if error.code < 500 and error.code != 429:
                 raise
-            raise UserError(f"{archive}: not a complete archive ({error})") from error
+            reason = error
+        except (HTTPException, OSError) as error:
+            _raise_if_local(error)
+            reason = error
+        stalled = 0 if _size(part) > before else stalled + 1
+        if stalled == RETRIES:
+            raise reason
+        time.sleep(PAUSE * 2**stalled if stalled else 0)
+    if (complaint := _mismatch(part, file.checksum)) is not None:
+        part.unlink()
+        if not continued:
+            raise _RefusedError(complaint)
+        _fetch_from(url, file, part, progress)  # once more from the start: the old part may have been corrupt
 
 
-def _members(file: BinaryIO, opened: ExitStack) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and content of each regular file of the archive."""
-    if zipfile.is_zipfile(file):
-        pack = opened.enter_context(zipfile.ZipFile(file))
-        for entry in pack.infolist():
-            if not entry.is_dir() and stat.S_IFMT(entry.external_attr >> 16) in (0, stat.S_IFREG):
-                yield entry.filename, pack.open(entry)
-    else:
-        file.seek(0)
-        tape = opened.enter_context(tarfile.open(fileobj=file))  # noqa: SIM115
-        for member in tape:
-            content = tape.extractfile(member) if member.isfile() else None
-            if content is not None:
-                yield member.name, content
+def _receive(
+    url: str, file: RemoteFile, part: Path, validator: str | None, progress: Progress
+) -> tuple[bool, str | None]:
+    """Append one response to ``part``; returns whether it is complete, and the ETag or date of the file."""
+    start = _size(part)
+    if start and file.checksum is None and validator is None:
+        start = 0
+    headers = {"User-Agent": "softtriple", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+        if file.checksum is None:
+            headers["If-Range"] = str(validator)
+    with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as response:
+        if response.status == 206:
+            if not re.match(rf"bytes {start}-", response.headers.get("Content-Range", "")):
+                raise _RefusedError("the server sent another range than asked for")
+        else:
+            start = 0
+        length = response.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdecimal() else None
+        tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
+        with part.open("ab" if start else "wb") as out:
+            while start <= file.limit and (total or 0) <= file.limit and (chunk := response.read1(_CHUNK)):
+                _write(out, chunk, part)
+                start += len(chunk)
+                progress(start, total or start)
+    if start > file.limit or (total or 0) > file.limit:
+        part.unlink()
+        raise _RefusedError(f"it sends more than {file.limit / 1e6:.0f} MB")
+    return total is None or start >= total, None if tag is None or tag.startswith("W/") else tag
 
 
-def _safe(name: str, archive: Path) -> PurePosixPath:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
-        raise UserError(f"{archive}: the name {name!r} leads out of the folder; not unpacked")
-    return path
+def _write(out: BinaryIO, chunk: bytes, part: Path) -> None:
+    try:
+        out.write(chunk)
+        out.flush()
+    except OSError as error:
+        reason = f"{part}: cannot be written ({error.strerror}). Repeat the command to continue from there."
+        raise UserError(reason) from error
+
+
+def _raise_if_local(error: Exception) -> None:
+    """Raise ``error`` if it is about the local disk: network errors have no file name, except HTTPError (the URL)."""
+    if isinstance(error, OSError) and error.filename is not None and not isinstance(error, HTTPError):
+        raise error
+
+
+def _mismatch(path: Path, checksum: str | None) -> str | None:
+    """What is wrong with the file at ``path``, or None."""
+    if checksum is None:
+        return None
+    kind, _, expected = checksum.partition(":")
+    with path.open("rb") as content:
+        actual = hashlib.file_digest(content, kind).hexdigest()
+    return None if actual.startswith(expected) else f"its {kind.upper()} is {actual}, published is {expected}"
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

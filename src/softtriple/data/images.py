@@ -1,6 +1,6 @@
-"""Images: decoding files, the view that an encoder gets of one, random crops and the random affine of training.
+"""Decoding images, and the views of them for training and evaluation: crops and random affine transforms.
 
-Geometry follows torchvision, which produced the published numbers: bilinear resizing with antialiasing, and ten
+Geometry follows torchvision, which the published results were made with: bilinear resizing with antialiasing, and ten
 attempts at a random box.
 """
 
@@ -41,12 +41,12 @@ class ImageError(UserError):
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What an encoder sees of an image: ``size``×``size`` pixels.
+    """The part of an image that an encoder gets, as ``size``×``size`` pixels.
 
-    The short side is first resized to ``resize`` (None keeps the image as it is). Then "none" takes the centre crop,
-    "crop" a random crop, mirrored half of the time (the paper), "resized-crop" a random box of random shape (the
-    authors' code), and "affine" the centre crop rotated, zoomed and shifted a little but never mirrored: a mirrored
-    character is another character.
+    First the short side is resized to ``resize``, unless that is None. ``augment`` is then "none": the centre crop;
+    "crop": a random crop, mirrored half of the time (the paper); "resized-crop": a random box of random shape (the
+    authors' code); or "affine": the centre crop, slightly rotated, zoomed and shifted, but not mirrored, because a
+    mirrored character is a different one.
     """
 
     size: int
@@ -66,7 +66,7 @@ class View:
 
 
 def _readable_formats() -> tuple[str, ...]:
-    # Pillow reads dozens more, some of them by starting another program.
+    # Pillow supports dozens more, some of them by running another program.
     formats = ["BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP"]
     if "avif" in features.get_supported_modules():
         formats.append("AVIF")
@@ -93,9 +93,9 @@ MAX_TILE_BYTES = 64 << 20
 
 
 def decode_image(path: str) -> Image.Image:
-    """Read ``path`` as upright 8-bit RGB; an image that cannot be read completely is an ImageError.
+    """Read ``path`` as upright 8-bit RGB; an image that cannot be read completely raises ImageError.
 
-    Transparent pixels are composited onto white, 16-bit grey keeps its upper 8 bits, an animation its first frame.
+    Transparency is composited onto white, 16-bit grey is reduced to its upper 8 bits, an animation to its first frame.
     """
     try:
         with open_image(path) as image:
@@ -123,7 +123,7 @@ def open_image(path: str) -> Image.Image:
 
 
 def to_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Decode an opened ``image`` as ``decode_image`` does; ``name`` takes the place of the path in errors."""
+    """Decode an open ``image`` as ``decode_image`` does; ``name`` stands for it in errors."""
     _check_size(image, name)
     _check_tiles(image, name)
     image.load()
@@ -138,6 +138,14 @@ def to_rgb(image: Image.Image, name: str) -> Image.Image:
         upright = upright.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright).convert("RGB")
     return upright.convert("RGB")
+
+
+def array_to_rgb(pixels: np.ndarray, name: str) -> Image.Image:
+    """An 8-bit array of height×width×3, or height×width, as an RGB image; ``name`` stands for it in errors."""
+    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
+        shape = "×".join(map(str, pixels.shape))
+        raise UserError(f"{name}: expected uint8 of height×width×3 (or height×width), got {pixels.dtype} of {shape}")
+    return to_rgb(Image.fromarray(pixels), name)
 
 
 def missing_plugin(path: str) -> str | None:
@@ -157,10 +165,10 @@ def _check_size(image: Image.Image, name: str) -> None:
 
 def _check_tiles(image: Image.Image, name: str) -> None:
     """Reject a TIFF whose tiles or strips would make the decoder allocate far more than the image needs."""
-    if not isinstance(image, TiffImagePlugin.TiffImageFile) or not image.tile:  # no tiles: decoded before
+    if not isinstance(image, TiffImagePlugin.TiffImageFile) or not image.tile:  # no tiles: already decoded
         return
     tags, types = image.tag_v2, _tiff_types(image)
-    # libtiff reads the file by itself: a size of a type that Pillow does not know would be hidden from this check.
+    # libtiff reads the tags itself: a size of a type unknown to Pillow would escape this check.
     if any(types.get(tag, _SHORT) not in (_SHORT, _LONG) for tag in _TIFF_SIZES):
         raise ImageError(name, "not a readable image (a TIFF size is neither a SHORT nor a LONG)")
     width, height = image.size
@@ -186,7 +194,7 @@ _TIFF_SIZES = (
 
 
 def _tiff_types(image: TiffImagePlugin.TiffImageFile) -> dict[int, int]:
-    """The type of each tag in the directory of an open TIFF; of a repeated tag the first, as in libtiff."""
+    """The type of each tag in the directory of an open TIFF; of a repeated tag, the first, like libtiff."""
     assert image.fp is not None
     position = image.fp.tell()
     image.fp.seek(0)
@@ -207,7 +215,7 @@ def _tiff_types(image: TiffImagePlugin.TiffImageFile) -> dict[int, int]:
 
 
 def resize_short_side(image: Image.Image, side: int | None) -> Image.Image:
-    """Resize ``image`` so that its short side is ``side``, keeping the aspect ratio; None leaves it as it is."""
+    """``image`` resized to a short side of ``side`` at the same aspect ratio; unchanged if ``side`` is None."""
     short, long = sorted(image.size)
     if side is None or short == side:
         return image
@@ -239,7 +247,7 @@ def random_resized_crop(image: Image.Image, size: int, generator: np.random.Gene
 
 
 def random_box(width: int, height: int, generator: np.random.Generator) -> Box:
-    """A box of 8 to 100 % of the area and aspect ratio 3:4 to 4:3; after ten failures the largest one in the centre."""
+    """A box of 8 to 100 % of the area and aspect ratio 3:4 to 4:3; after ten failures, the largest central one."""
     for _ in range(10):
         area = width * height * generator.uniform(*AREA)
         aspect = math.exp(generator.uniform(math.log(ASPECT[0]), math.log(ASPECT[1])))
@@ -272,7 +280,7 @@ MAX_SHIFT = 0.08  # of the side
 
 
 def affine_draws(num_rows: int, generator: np.random.Generator) -> Float32[np.ndarray, "rows 4"]:
-    """Rotation, zoom, shift right and down of each row, in [-1, 1); the draws of a row do not depend on later rows."""
+    """Random rotation, zoom and shift (right, down) of each row, in [-1, 1); independent of the number of rows."""
     return 2 * generator.random((num_rows, 4), dtype=np.float32) - 1
 
 

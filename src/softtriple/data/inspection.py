@@ -1,6 +1,6 @@
-"""What can be seen of items without a model: their content, thumbnails of images, and what is odd about them.
+"""Inspection of items without a model: content digests, thumbnails, and unreadable or odd items.
 
-Every image is decoded once. A damaged one does not stop the inspection: it is a finding.
+Every image is decoded once. A damaged image is reported and does not stop the inspection.
 """
 
 import hashlib
@@ -19,21 +19,21 @@ from softtriple.data.images import decode_image, open_image
 from softtriple.data.prefetch import map_ahead
 from softtriple.errors import UserError
 
-THUMBNAIL = 24  # pixels a side: enough to tell two photographs apart, and to align a cropped copy
-BLANK = 2.0  # standard deviation of grey levels, of 255, below which an image shows nothing
+THUMBNAIL = 24  # pixels per side: enough to distinguish photographs, and to align a cropped copy
+BLANK = 2.0  # standard deviation of grey levels (0 to 255) below which an image counts as blank
 TINY = 32  # pixels of the short side
 ELONGATED = 4.0  # long side over short side
-USUAL_MODE = 0.9  # share of the images that make another mode unusual
+USUAL_MODE = 0.9  # share of images with the same mode above which other modes are odd
 SHORT_TEXT = 3  # characters
 LONG_TEXT = 20.0  # times the median length
-ODD_LENGTH = 10.0  # of a vector, times or one over the median
+ODD_LENGTH = 10.0  # ratio of the length of a vector to the median, or its inverse
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """A digest of each item (equal for exact copies), thumbnails of images, and findings by row."""
+    """A digest of each item (equal for exact copies), thumbnails of images, and problems by row."""
 
     digests: tuple[bytes, ...]
     thumbnails: UInt8[np.ndarray, "items side side 3"] | None
@@ -42,7 +42,7 @@ class Inspection:
 
 
 class _Look(NamedTuple):
-    """What one decoded image looks like; ``error`` in the place of everything else if it cannot be read."""
+    """Properties of one decoded image; only ``error`` counts if it cannot be read."""
 
     digest: bytes
     thumbnail: UInt8[np.ndarray, "side side 3"]
@@ -53,7 +53,7 @@ class _Look(NamedTuple):
 
 
 def inspect_items(items: Items, *, workers: int | None = None, progress: Progress | None = None) -> Inspection:
-    """Look at every item once."""
+    """Inspect every item once."""
     match items:
         case Texts(values):
             digests = tuple(_digest(" ".join(value.split()).encode("utf-8", "surrogatepass")) for value in values)
@@ -74,7 +74,7 @@ def inspect_items(items: Items, *, workers: int | None = None, progress: Progres
 
 
 def pixel_features(items: ImageArray | ImageList, side: int = 16) -> Float32[np.ndarray, "items features"]:
-    """The images as vectors of ``side``×``side`` grey levels from 0 to 1."""
+    """Images as vectors of ``side``×``side`` grey levels from 0 to 1."""
     rows = np.empty((len(items), side * side), np.float32)
     for row, pixels in enumerate(items.pixels):
         grey = Image.fromarray(pixels).convert("L").resize((side, side), Image.Resampling.BOX)

@@ -1,4 +1,4 @@
-"""From rows to tensors: the only place that reads pixels for training and evaluation."""
+"""Batches of tensors from rows of a split; the only place that reads pixels for training and evaluation."""
 
 from collections.abc import Callable, Generator, Iterable
 from functools import partial
@@ -42,9 +42,9 @@ def batches(
 ) -> Generator[Batch, None, None]:
     """Inputs and labels for each of ``row_batches``: uint8 (n, size, size, 3), float32 (n, dim) or a list of texts.
 
-    Images need a ``view``; what is random in it depends only on (seed, epoch, row). ``workers`` threads (None: one
-    per CPU) decode and augment images in advance and are joined when the generator ends or is closed. ``prepare`` makes
-    network input of the inputs, of images in the same threads. An unreadable image is an ImageError.
+    Images need a ``view``; its random augmentation depends only on (seed, epoch, row). ``workers`` threads (None: one
+    per CPU) decode and augment images in advance; they are joined when the generator ends or is closed. ``prepare``
+    turns a batch into network input, for images in the same threads. An unreadable image raises ImageError.
     """
     finish = prepare or (lambda inputs: inputs)
     items, labels = split.items, torch.tensor(split.labels)
@@ -74,7 +74,7 @@ def batches(
 def find_unreadable(
     files: ImageFiles, *, workers: int | None = None, progress: Callable[[int, int], None] | None = None
 ) -> dict[int, ImageError]:
-    """The rows of ``files`` that cannot be decoded, each with its path and the reason."""
+    """The rows of ``files`` that cannot be decoded, with their errors."""
     unreadable = {}
     for row, error in enumerate(map_ahead(_attempt, files.paths, workers)):
         if error is not None:
@@ -94,7 +94,7 @@ def _plain_batches(
 
 def _augmented(images: Pixels, draws: Tensor | None) -> UInt8[Tensor, "batch size size 3"]:
     pixels = torch.from_numpy(images)
-    # Grey images become RGB last: transforming one channel is three times faster.
+    # Grey images become RGB last: transforming one channel takes a third of the time.
     pixels = pixels[..., None] if pixels.ndim == 3 else pixels
     if draws is not None:
         pixels = apply_affine(pixels, draws)
@@ -102,7 +102,7 @@ def _augmented(images: Pixels, draws: Tensor | None) -> UInt8[Tensor, "batch siz
 
 
 def _shown_whole(items: ImageArray, view: View) -> bool:
-    """Whether the images already are what the view shows, so that a batch takes only indexing."""
+    """Whether the images already have the size of the view, so that a batch is a slice of the array."""
     same_size = items.pixels.shape[1:3] == (view.size, view.size) and view.resize == view.size
     return same_size and view.augment not in RANDOM_CROPS
 

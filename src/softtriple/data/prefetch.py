@@ -1,4 +1,4 @@
-"""A parallel ``map`` that works a bounded distance ahead of its consumer."""
+"""A parallel ``map`` that computes a bounded number of results ahead of its consumer."""
 
 import os
 from collections import deque

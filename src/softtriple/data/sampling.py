@@ -1,4 +1,4 @@
-"""Which rows make a batch. An epoch is a function of (seed, epoch), so a resumed run sees the same batches."""
+"""Which rows form a batch. It is a function of (seed, epoch), so a resumed run sees the same batches."""
 
 import itertools
 import zlib
@@ -16,7 +16,7 @@ Labels = Int64[np.ndarray, " items"]
 def stream(purpose: str, *counters: int) -> np.random.Generator:
     """Random generator for ``purpose`` at ``counters``, for example ``stream("crop", seed, epoch, row)``.
 
-    The purpose keeps the shuffle of an epoch independent of its crops although both have the same counters.
+    Different purposes are independent, such as the shuffle and the crops of an epoch, which have the same counters.
     """
     return np.random.default_rng([zlib.crc32(purpose.encode()), *counters])
 

@@ -1,1 +1,1 @@
-"""Bridges to other tools: scikit-learn, the Trainer of sentence-transformers, ONNX, TorchScript and torch.export."""
+"""Interfaces to other tools: scikit-learn, sentence-transformers, the Hugging Face hub, ONNX and TorchScript."""

@@ -1,8 +1,8 @@
-"""Export of a trained encoder to one file that runs without softtriple: ONNX, TorchScript or torch.export.
+"""Export an encoder to a single file that runs without softtriple: ONNX, TorchScript or torch.export.
 
-Images go in as 8-bit RGB, so that channel order, scale and mean are part of the graph; vectors as they are; texts as
-rows of token numbers. The remaining preprocessing is described in the file, as JSON under the key "softtriple": in
-metadata_props of ONNX, in an extra file of the other two.
+The input is 8-bit RGB images, with channel order, scale and mean inside the graph; vectors; or rows of token ids. The
+remaining preprocessing is described in the file as JSON under the key "softtriple": in metadata_props of ONNX, in an
+extra file of the other two.
 """
 
 import copy
@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Num
 from torch import Tensor, nn
 
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, did_you_mean, first_line
 from softtriple.files import atomic_write
 from softtriple.interop.quantize import quantize_weights
 from softtriple.losses import Loss
@@ -29,8 +29,8 @@ from softtriple.models import Encoder, Preprocess
 from softtriple.models.backbones.text import LETTERS, MOST_CHARACTERS, HashedNgrams
 
 OPSET = 18
-TOLERANCE = 1e-4  # largest allowed difference of any embedding value from the encoder's
-INT8_TOLERANCE = 0.1  # the same with 8-bit weights
+TOLERANCE = 1e-4  # largest difference from the encoder in any value of an embedding
+INT8_TOLERANCE = 0.1  # with 8-bit weights
 KEY = "softtriple"
 _EXTRA_FILE = f"{KEY}.json"
 
@@ -38,7 +38,7 @@ _TEXTS = ("how do I reset my PIN?", "where is my order", "please cancel the subs
 
 
 class Exported(NamedTuple):
-    """A written file: its format, the largest difference from the encoder, and the description it contains."""
+    """An exported file: its format, the largest difference from the encoder, and the description in it."""
 
     file: Path
     format: str
@@ -48,9 +48,9 @@ class Exported(NamedTuple):
 
 
 class _Graph(nn.Module):
-    """The encoder with the normalisation of images inside: takes cropped images, vectors, or rows of token numbers.
+    """The encoder including the normalisation of images: takes cropped images, vectors, or rows of token ids.
 
-    With the ``loss``, whose centres become part of it, it also gives the similarity to each class.
+    With a ``loss``, whose centres become part of the graph, it also returns the similarity to each class.
     """
 
     def __init__(self, encoder: Encoder, loss: CenterLoss | None) -> None:
@@ -122,7 +122,7 @@ def _side_by_side(outputs: Tensor | tuple[Tensor, ...]) -> Float[np.ndarray, "ba
 
 
 class _Format(NamedTuple):
-    """The suffix of a format, how to write a file, and how to run it the way users do, to outputs side by side."""
+    """The suffix of a format, and how to write and run a file; ``run`` returns the outputs side by side."""
 
     suffix: str
     write: Callable[[_Traced, Path], None]
@@ -146,12 +146,11 @@ def export_encoder(
     int8: bool = False,
     force: bool = False,
 ) -> Exported:
-    """Write ``encoder`` to ``path`` after checking that the file gives the same embeddings, to 1e-4, at any batch size.
+    """Export ``encoder`` to ``path``, and check that the file gives the same embeddings to 1e-4 at several batch sizes.
 
-    With the ``loss`` that it was trained with, the file also gives the similarity to each class of
-    ``encoder.class_names``. With ``int8``, weights are stored as 8-bit integers, and vectors need only point in
-    almost the same direction. An existing file is only overwritten with ``force``, and never if the export or the check
-    fails.
+    With the ``loss`` that it was trained with, the file also returns the similarity to each class of
+    ``encoder.class_names``. ``int8`` stores weights as 8-bit integers, with a tolerance of 0.1. An existing file is
+    only overwritten with ``force``, and only if export and check succeed.
     """
     if format not in FORMATS:
         raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
@@ -183,16 +182,15 @@ def export_encoder(
                 chosen.write(traced, temporary)
                 if int8:
                     quantize_weights(temporary)
-                # Batch sizes other than the traced one, which a graph may have fixed.
+                # Check other batch sizes than the traced one, which the graph may have hard-coded.
                 batches = [_items(encoder, size) for size in (1, 3)]
                 errors = [chosen.run(temporary, batch) - _side_by_side(traced.graph(batch)) for batch in batches]
                 difference = max(float(np.abs(error).max()) for error in errors)
         except OSError:
             raise
-        except Exception as error:  # each exporter and runtime has its own exceptions
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        except Exception as error:  # exporters and runtimes raise many types
             raise UserError(
-                f"cannot export {encoder.config.backbone} as {format} ({reason}); try another --format"
+                f"cannot export {encoder.config.backbone} as {format} ({first_line(error)}); try another --format"
             ) from error
         if not difference <= (tolerance := INT8_TOLERANCE if int8 else TOLERANCE):
             raise UserError(
@@ -203,7 +201,7 @@ def export_encoder(
 
 
 def describe(encoder: Encoder, *, classifies: bool = False) -> dict[str, Any]:
-    """Everything needed to use an exported encoder: its input, the preprocessing, its output."""
+    """Everything needed to use an exported encoder: input, preprocessing and output."""
     classes = {
         "name": "similarities",
         "type": "float32",
@@ -286,10 +284,7 @@ def _require_onnx() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' messages about their own internals.
-
-    That a trace may fix sizes is covered by comparing embeddings at other batch sizes.
-    """
+    """Silence messages of the exporters; the check at other batch sizes covers their warnings about traced sizes."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():

@@ -1,7 +1,7 @@
-"""Runs on the Hugging Face hub: push one, pull one. What is pulled is data; none of it is executed.
+"""Push a run to the Hugging Face hub, or pull one. No pulled file is executed.
 
-A pushed run has its encoder, centres, configuration, numbers and model card. It has neither the pictures of
-report.html nor the paths of the data, which may not be meant for others.
+A pushed run contains the encoder, centres, configuration, metrics and model card, but neither report.html, which shows
+images of the data, nor the paths of the data.
 """
 
 import shutil
@@ -13,18 +13,17 @@ from typing import Any
 
 from softtriple.config import Config
 from softtriple.data.sources import EMBEDDED, SCHEMES
-from softtriple.errors import UserError
+from softtriple.errors import UserError, first_line
 from softtriple.files import atomic_folder
 from softtriple.interop.export import export_encoder
-from softtriple.models.backbones.libraries import first_line
-from softtriple.models.hub import check_repository, connect, snapshot
+from softtriple.models.repository import check_repository, connect, snapshot
 from softtriple.models.saving import open_encoder
 from softtriple.models.weights import is_url
 from softtriple.training import Run
 from softtriple.training.card import write_card
 from softtriple.training.directory import RunDir
 
-# Of a run; other files of a repository are neither replaced by push nor fetched by pull.
+# Files of a run; push does not replace other files of a repository, and pull does not fetch them.
 SHARED = (
     "README.md",
     "baseline.json",
@@ -44,9 +43,10 @@ SHARED = (
 def push(
     path: Path, repo: str, *, private: bool = False, licence: str | None = None, onnx: bool = False, trust: bool = False
 ) -> str:
-    """Put the run in ``path`` into the repository ``repo``, made if it is missing, as one commit; returns its address.
+    """Push the run in ``path`` to the repository ``repo`` as one commit; returns the address of the repository.
 
-    ``onnx`` adds the encoder as encoder.onnx. Files of an earlier push that the run does not have are removed.
+    Creates the repository if needed. ``onnx`` adds the encoder as encoder.onnx. Files of an earlier push that the run
+    does not have are removed.
     """
     check_repository(repo)
     run = Run.load(path, trust=trust)
@@ -67,7 +67,7 @@ def push(
             return _commit(api, folder, repo, private)
         except UserError:
             raise
-        except Exception as error:  # whatever the network raises
+        except Exception as error:  # huggingface_hub and its HTTP client raise many types
             raise UserError(
                 f"{repo}: cannot be written on the Hugging Face hub ({first_line(error)}). To log in: hf auth login"
             ) from error
@@ -81,7 +81,7 @@ def pull(repo: str, out: Path, *, revision: str | None = None) -> None:
     downloaded = snapshot(repo, SHARED, revision)
     if not (downloaded / "config.toml").is_file():
         raise UserError(
-            f"{repo} has no run of softtriple: config.toml is missing. Push one with: softtriple push RUN USER/NAME"
+            f"{repo} does not contain a run: config.toml is missing. Push one with: softtriple push RUN USER/NAME"
         )
     with atomic_folder(out) as temporary:
         for file in _shared_files(downloaded):
@@ -118,7 +118,7 @@ def _copy(file: Path, source: Path, target: Path) -> None:
 
 
 def _without_paths(config: Config) -> Config:
-    """``config`` without the folders of this machine: a benchmark is left by name, other data are not named."""
+    """``config`` without paths of this machine: a benchmark keeps its name, other data are removed."""
     name = config.dataset.partition(":")[0]
     weights = config.model.weights
     kept = weights if weights is None or is_url(weights) else None

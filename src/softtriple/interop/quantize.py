@@ -1,4 +1,4 @@
-"""8-bit weights for an ONNX file: about a quarter of the size. It computes in float32 as before."""
+"""8-bit weights for an ONNX file: about a quarter of the size; computation stays in float32."""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int8
 
-SMALLEST = 1024  # numbers of a tensor worth the trouble
-LARGEST = 127  # the scale is symmetric: zero stays zero
+SMALLEST = 1024  # elements of a tensor; smaller ones stay in float32
+LARGEST = 127  # symmetric around zero, which is represented exactly
 
 
 def quantize_weights(path: Path) -> None:
-    """Store the weights of layers and tables in the file ``path`` as 8-bit integers, with a scale per channel."""
+    """Convert the weights of layers and embedding tables in ``path`` to 8-bit integers with a scale per channel."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -39,7 +39,7 @@ def quantize_weights(path: Path) -> None:
 def round_to_int8(
     weights: Float32[np.ndarray, "..."], axis: int
 ) -> tuple[Int8[np.ndarray, "..."], Float32[np.ndarray, " channels"]]:
-    """Weights as integers from -127 to 127, and by what to multiply those of each channel along ``axis``.
+    """Weights as integers from -127 to 127, and the scale of each channel along ``axis``.
 
     Example:
         >>> rounded, scales = round_to_int8(np.array([[1.27, -0.5], [0.0, 0.0]], dtype=np.float32), axis=0)
@@ -53,7 +53,7 @@ def round_to_int8(
 
 
 def _channel_axes(graph: Any) -> dict[str, int]:
-    """For each tensor that is the weight of a layer, the axis of its output channels; of a table, that of its rows."""
+    """The axis of the output channels of each layer's weight, and of the rows of each embedding table."""
     axes = {}
     for node in graph.node:
         options = {option.name: option.i for option in node.attribute}

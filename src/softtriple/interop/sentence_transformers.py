@@ -1,4 +1,4 @@
-"""Losses with centres for the Trainer of sentence-transformers, which has none of its own.
+"""Losses with centres for the Trainer of sentence-transformers, which has no such losses.
 
 model = SentenceTransformer("all-MiniLM-L6-v2")
 loss = SentenceLoss(model, SoftTripleLoss(num_classes, model.get_embedding_dimension(), centers_per_class=4))
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from softtriple.errors import UserError
 from softtriple.losses import Loss
 
-# The Trainer gives every parameter the rate of the encoder, at which centres hardly move: pass this to its arguments.
+# For the training arguments: at the learning rate of the encoder, which is the Trainer's default, centres hardly move.
 CENTER_RATE = {r"^loss\.": 1e-2}
 
 
 class SentenceLoss(nn.Module):
-    """``loss`` on the embeddings of ``model``, called as the Trainer calls losses.
+    """``loss`` on the embeddings of ``model``, with the interface that the Trainer expects.
 
-    The data set has one column of texts and a column ``label`` of class numbers from 0. Shuffled batches are enough.
+    The data set has one column of texts and a column ``label`` of class numbers from 0. Plain shuffled batches will do.
     """
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
@@ -43,7 +43,7 @@ class SentenceLoss(nn.Module):
         return value
 
     def get_config_dict(self) -> dict[str, Any]:
-        """What the model card says of the loss."""
+        """The entry of the loss in the model card."""
         return {"loss": repr(self.loss)}
 
     @property

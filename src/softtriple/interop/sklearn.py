@@ -1,4 +1,4 @@
-"""SoftTriple as a scikit-learn estimator: learns an embedding of vectors from labels, transforms and classifies.
+"""SoftTriple as a scikit-learn estimator: a supervised embedding of vectors, and a classifier.
 
 >>> from sklearn.datasets import load_iris
 >>> from sklearn.pipeline import make_pipeline
@@ -36,25 +36,25 @@ from softtriple.training.fit import train_epoch
 from softtriple.training.optim import build_optimizer, set_rates
 
 MOST_COMPONENTS = 32
-FOLDS = 3  # for the threshold of unknown rows
+FOLDS = 3  # of cross-fitting, for the threshold of unknown rows
 
 
 class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Supervised embedding: a linear map or a multilayer perceptron to unit vectors, close within a class.
+    """Supervised embedding: a linear map or multilayer perceptron to unit vectors that are close within a class.
 
-    Features should be on a similar scale: put a ``StandardScaler`` before it. A linear map starts from within-class
-    whitening if ``n_components`` is at least 2 and at most one more than there are features, else at random.
+    Features should have similar scales: put a ``StandardScaler`` before it. A linear map is initialised by within-class
+    whitening if ``n_components`` is from 2 to the number of features plus one, else randomly.
 
     Args:
-        n_components: dimension of the embedding; None is one more than there are features, at most 32.
+        n_components: dimension of the embedding; None is the number of features plus one, at most 32.
         hidden_layer_sizes: sizes of the hidden layers; none for a linear map.
         centers_per_class: K of SoftTriple; "auto" is 10 for large classes and fewer for small ones.
         scale, gamma, margin, tau: parameters of `SoftTripleLoss`.
         epochs: passes over the data; learning rates drop to a tenth for the last fifth of them.
         batch_size: items per optimiser step.
         learning_rate, center_learning_rate: learning rates of Adam for the map and for the centres.
-        unknown: what ``predict`` returns for a row that is like no class, such as -1; None always names a class. The
-            similarity to reach comes from three-fold cross-fitting, which takes three times as long.
+        unknown: label that ``predict`` returns for a row unlike any class, such as -1; None always predicts a class.
+            The threshold comes from three-fold cross-fitting, which makes ``fit`` take about three times as long.
         false_reject: share of rows of the known classes for which ``predict`` may return ``unknown``.
         random_state: seed or generator for the initial weights and the order of items.
 
@@ -63,7 +63,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         encoder_: the trained `Encoder`, in float64.
         loss_: the trained `SoftTripleLoss`, with the centres.
         loss_curve_: mean loss of each epoch.
-        threshold_: similarity to the most similar class below which a row is ``unknown``; only if that is given.
+        threshold_: similarity to the nearest class below which a row is ``unknown``; only if that is given.
         n_features_in_, feature_names_in_: number and names of the features seen in ``fit``.
     """
 
@@ -115,7 +115,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
             torch.manual_seed(seed)
             self.encoder_, self.loss_ = self._build(features, targets)
             self.loss_curve_ = list(self._epochs(features, targets, seed))
-        # In float64 an embedding does not visibly depend on the other items of the batch.
+        # In float64, rounding errors that depend on the other items of a batch are invisible.
         self.encoder_.double().eval()
         return self
 
@@ -133,14 +133,14 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         return similarities[:, 1] - similarities[:, 0] if len(self.classes_) == 2 else similarities
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "items classes"]:  # noqa: N803
-        """Probability of each class for each row of ``X``: the softmax of scaled similarities that the loss maximises.
+        """Probability of each class for each row of ``X``: the softmax of scaled similarities, as in the loss.
 
-        It is among the known classes, whether or not the row is like any of them.
+        Probabilities sum to one over the known classes, even for a row unlike any of them.
         """
         return np.asarray(softmax(self.scale * self._similarities(X), axis=1))
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
-        """The most similar class of each row of ``X``, or ``unknown`` if that was asked for and none is similar."""
+        """The most similar class of each row of ``X``, or ``unknown`` if that is set and no class is similar enough."""
         similarities = self._similarities(X)
         nearest = np.asarray(self.classes_[similarities.argmax(axis=1)])
         if self.unknown is None:
@@ -157,7 +157,7 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
         return self.encoder_.dim
 
     def _check_parameters(self) -> None:
-        """ValueError for a parameter that `SoftTripleLoss` does not check itself."""
+        """ValueError for an invalid parameter, of those that `SoftTripleLoss` does not check."""
         if self.n_components is not None:
             self._require("n_components", "an int in the range [1, inf), or None", _is_size)
         for name in ("epochs", "batch_size"):
@@ -259,10 +259,10 @@ class SoftTripleEmbedding(ClassNamePrefixFeaturesOutMixin, ClassifierMixin, Tran
 
 
 def _start(features: Float[Tensor, "items features"], labels: Int64[Tensor, " items"], dim: int) -> Head:
-    """A closed-form map to ``dim - 1`` components, chosen on held-out classes, beside a constant component.
+    """A closed-form map to ``dim - 1`` components, chosen on held-out classes, and one constant component.
 
-    Unit embeddings lose the length of what they are made from. A constant of about that length keeps it: on the sphere,
-    near the constant's pole, distances are almost those of the vectors. Iris gains 9 points of accuracy by it.
+    Normalisation discards the lengths of vectors. A constant component of about that length preserves them: near the
+    pole of the sphere, distances are almost those of the vectors. It gains 9 points of accuracy on iris.
     """
     sizes = labels.bincount()
     # Two classes are too few to hold one of them out.

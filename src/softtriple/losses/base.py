@@ -1,4 +1,4 @@
-"""What every loss shares: sizes, validation of a batch, and the interface that the training loop relies on."""
+"""The base class of all losses: sizes, validation of a batch, and the interface to the training loop."""
 
 import math
 from numbers import Integral, Real
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from softtriple.errors import UserError
 
-# What a loss accepts: tensors or NumPy arrays.
+# A loss accepts tensors or NumPy arrays.
 Vectors = Float[Tensor | np.ndarray, "batch dim"]
 Labels = Integer[Tensor | np.ndarray, " batch"]
 
@@ -29,10 +29,10 @@ class Shard(NamedTuple):
 
 
 class Loss(nn.Module):
-    """A loss ``loss(embeddings, labels)``, and everything that the training loop may ask of it.
+    """A loss ``loss(embeddings, labels)`` with everything that the training loop may use.
 
-    A subclass defines ``forward``, which starts with ``check_batch``, and redefines those of the attributes and
-    methods below whose default does not fit. ``as_loss`` turns any other module into a ``Loss``.
+    A subclass defines ``forward``, which starts with ``check_batch``, and overrides the attributes and methods below
+    where the default does not fit. ``as_loss`` turns any other module into a ``Loss``.
 
     Args:
         num_classes: number of classes; labels are 0 to ``num_classes - 1``.
@@ -54,18 +54,18 @@ class Loss(nn.Module):
 
     @property
     def shard(self) -> Shard | None:
-        """This rank's part of the centres, or None if the loss does not split its classes over ranks."""
+        """This rank's part of the centres; None if classes are not split over ranks."""
         return None
 
     def start_epoch(self, embeddings: Vectors, labels: Labels) -> None:
-        """See the embeddings of the whole training set before an epoch; called if ``looks_ahead``."""
+        """Called before each epoch with the embeddings of the whole training set, if ``looks_ahead``."""
 
     def choose_classes(self, anchors: Int[Tensor, " anchors"]) -> Int[Tensor, "anchors group"] | None:
-        """For each anchor class, the classes that belong in a batch with it; None: any classes will do."""
+        """For each anchor class, the classes to put into a batch with it; None if any will do."""
         return None
 
     def initialize_centers(self, embeddings: Vectors, labels: Labels) -> None:
-        """Move the centres, if there are any, to where the embeddings of their classes are."""
+        """Initialise the centres, if there are any, from embeddings of their classes."""
 
     def distinct_centers(self) -> Int[Tensor, " classes"] | None:
         """Number of distinct centres of each class, or None if the loss has no centres."""
@@ -78,7 +78,7 @@ class Loss(nn.Module):
     def param_groups(self, *modules: nn.Module, lr: float = 1e-4, center_lr: float = 1e-2) -> list[dict[str, Any]]:
         """Parameter groups for an optimiser: ``Adam(loss.param_groups(encoder))``.
 
-        The parameters of ``modules`` learn at ``lr``, those of the loss at ``center_lr``; the defaults are the paper's.
+        ``lr`` is for the parameters of ``modules``, ``center_lr`` for those of the loss; the defaults are the paper's.
         """
         groups = [
             {"params": [parameter for module in modules for parameter in module.parameters()], "lr": lr},
@@ -107,7 +107,7 @@ class Loss(nn.Module):
 
 
 def as_loss(module: nn.Module, num_classes: int, embedding_size: int) -> Loss:
-    """``module`` as a ``Loss`` for data of these sizes; any module ``module(embeddings, labels)`` will do."""
+    """``module`` as a ``Loss`` for data of these sizes; it may be any module ``module(embeddings, labels)``."""
     if not isinstance(module, Loss):
         return AdaptedLoss(module, num_classes, embedding_size)
     built_for, needed = (module.num_classes, module.embedding_size), (num_classes, embedding_size)
@@ -122,7 +122,7 @@ def as_loss(module: nn.Module, num_classes: int, embedding_size: int) -> Loss:
 class AdaptedLoss(Loss):
     """Any module ``module(embeddings, labels)`` as a ``Loss``.
 
-    Members of the interface that the module defines itself, such as ``per_class`` or ``predict``, replace the defaults.
+    If the module defines members of the interface itself, such as ``per_class`` or ``predict``, these are used.
     """
 
     def __init__(self, module: nn.Module, num_classes: int, embedding_size: int) -> None:
@@ -134,7 +134,7 @@ class AdaptedLoss(Loss):
                 setattr(self, name, getattr(module, name))
 
     def forward(self, embeddings: Vectors, labels: Labels) -> Tensor:
-        """What the module returns, which must be a scalar."""
+        """The loss of the batch: what the module returns, which must be a scalar."""
         value = self.module(*self.check_batch(embeddings, labels))
         if not isinstance(value, Tensor) or value.ndim:
             got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
@@ -153,21 +153,21 @@ def is_number(value: object) -> bool:
 
 
 def require_count(name: str, value: int) -> int:
-    """``value`` if it is an integer of at least 1."""
+    """``value``, or UserError unless it is an integer of at least 1."""
     if not is_integer(value) or value < 1:
         raise UserError(f"{name} = {value!r} must be an integer, at least 1")
     return int(value)
 
 
 def require_positive(name: str, value: float) -> float:
-    """``value`` if it is a finite number above 0."""
+    """``value``, or UserError unless it is a finite number above 0."""
     if not (is_number(value) and math.isfinite(value) and value > 0):
         raise UserError(f"{name} = {value!r} must be a finite number above 0")
     return value
 
 
 def require_nonnegative(name: str, value: float) -> float:
-    """``value`` if it is a finite number of at least 0."""
+    """``value``, or UserError unless it is a finite number of at least 0."""
     if not (is_number(value) and math.isfinite(value) and value >= 0):
         raise UserError(f"{name} = {value!r} must be a finite number, at least 0")
     return value
@@ -199,7 +199,7 @@ def check_embeddings(
     compute = torch.promote_types(vectors.dtype, torch.float32 if centers is None else centers.dtype)
     compute = torch.promote_types(compute, torch.float32)
     if check_values:
-        # A norm is finite only if every value is, and small enough for the vector to be normalised at all.
+        # A norm is finite only if all values are, and if the vector is short enough to be normalised.
         norms = torch.linalg.vector_norm(vectors.detach().to(compute), dim=-1)
         if not math.isfinite(norms.amax().item()):
             rows = (~norms.isfinite()).nonzero().flatten().tolist()
@@ -238,7 +238,7 @@ def check_lengths(embeddings: Float[Tensor, "batch dim"], precision: torch.dtype
 
 
 def as_tensors(embeddings: Vectors, labels: Labels, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tensors as they are, NumPy arrays as tensors on ``device``; ``UserError`` for anything else."""
+    """Both as tensors, with NumPy arrays moved to ``device``; ``UserError`` for anything else."""
     return (
         _as_tensor("embeddings", embeddings, "floating-point numbers", device),
         _as_tensor("labels", labels, "integers", device),

@@ -1,4 +1,4 @@
-"""Losses by name: the table, and building one from options that its signature defines."""
+"""The table of losses, and building one by name; its signature defines its options."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ LOSSES: dict[str, type[Loss]] = {
     "proxy-anchor": ProxyAnchorLoss,
 }
 
-# What an option must be, by its annotation: in words, and as a test.
+# For each annotation of an option: what a value must be, and the test for it.
 KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     bool: ("true or false", lambda value: isinstance(value, bool)),
     int: ("an integer", is_integer),
@@ -71,7 +71,7 @@ def build_loss(name: str, num_classes: int, embedding_size: int, **options: Any)
 def check_loss(
     name: str, options: Mapping[str, Any], *, centers_per_class: int | None = None, sample_rate: float = 1.0
 ) -> None:
-    """Raise ``UserError`` if the loss ``name`` cannot be built with these settings, whatever the sizes of the data."""
+    """Raise ``UserError`` if the loss ``name`` cannot be built with these settings, before the data are known."""
     options = dict(options)
     if centers_per_class is not None:
         if not has_option(name, "centers_per_class"):
@@ -84,7 +84,7 @@ def check_loss(
     if check_rate(sample_rate) < 1 and not is_shardable(name):
         shardable = " and ".join(known for known in LOSSES if is_shardable(known))
         raise UserError(f"sample_rate = {sample_rate}: {name} cannot sample classes; {shardable} can")
-    with torch.random.fork_rng(devices=[]):  # centres are drawn, but later random numbers must not depend on it
+    with torch.random.fork_rng(devices=[]):  # building draws centres, which must not change later random numbers
         build_loss(name, num_classes=4, embedding_size=12, **options)
 
 
@@ -97,10 +97,10 @@ def option_annotations(name: str) -> dict[str, Any]:
 
 
 def has_option(name: str, option: str) -> bool:
-    """Whether the loss ``name`` in the table has an option called ``option``; False for losses from elsewhere."""
+    """Whether the loss ``name`` has an option called ``option``; False for losses of other libraries."""
     return not name.startswith(PREFIX) and option in option_annotations(name)
 
 
 def is_shardable(name: str) -> bool:
-    """Whether the classes of the loss ``name`` can be split over ranks, and sampled."""
+    """Whether the loss ``name`` can split its classes over ranks, and sample them."""
     return name in LOSSES and issubclass(LOSSES[name], SoftTripleLoss)

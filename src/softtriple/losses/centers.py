@@ -1,4 +1,4 @@
-"""Centres: losses that learn them, how many stay distinct after training, and how to find them in data."""
+"""Losses with learned centres, merging centres after training, and initialising them from data."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from softtriple.losses.base import Labels, Loss, Vectors, check_embeddings, requ
 # force, so merged centres keep moving around each other by about one optimiser step and never coincide exactly.
 MERGED = 0.1
 
-# Largest number of values held in one scratch tensor when looping over classes.
+# Number of values in a scratch tensor when looping over classes.
 AT_ONCE = 1 << 22
 
 KMEANS_STEPS = 10
-KMEANS_CANDIDATES = 4  # tried for each seed
+KMEANS_CANDIDATES = 4  # for each seed of greedy k-means++
 
 
 class CenterLoss(Loss, ABC):
@@ -40,7 +40,7 @@ class CenterLoss(Loss, ABC):
     def compare(
         self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
     ) -> Float[Tensor, "batch classes"]:
-        """Similarity of each embedding to each class, of which ``centers`` holds a run of rows."""
+        """Similarity of each embedding to each class of ``centers``, which may be a slice of all centres."""
 
     def similarities(self, embeddings: Vectors) -> Float[Tensor, "batch classes"]:
         """Similarity of each embedding to each class, without margin or scale."""
@@ -67,9 +67,9 @@ class CenterLoss(Loss, ABC):
 
     @torch.no_grad()
     def initialize_centers(self, embeddings: Vectors, labels: Labels) -> None:
-        """Point the centres in the directions of a k-means clustering of each class's ``embeddings``.
+        """Set the directions of the centres by k-means on the ``embeddings`` of each class.
 
-        Deterministic. Each centre keeps its length, and a class without embeddings its centres.
+        Deterministic. The lengths of centres do not change, nor do centres of classes without embeddings.
         """
         embeddings, labels = self.check_batch(embeddings, labels)
         self.centers.copy_(moved_to_data(self.centers, embeddings, labels))
@@ -110,18 +110,21 @@ class MergedCenters:
 
 
 def draw_centers(count: int, shape: tuple[int, ...]) -> Float[Tensor, "{count} k dim"]:
-    """Random centres of the next ``count`` classes out of those of ``shape``; consecutive calls equal one call."""
+    """Random initial centres of the next ``count`` classes, for centres of ``shape`` in all.
+
+    Several calls draw the same values as one call for all classes.
+    """
     num_classes, k, dim = shape
-    # The bound of the authors' Kaiming initialisation of a (dim, C * K) matrix. Losses normalise the centres, but how
-    # far a step of Adam turns them depends on their length.
+    # As in the authors' Kaiming initialisation of a (dim, C * K) matrix. Losses normalise the centres, but the angle by
+    # which a step of Adam turns them depends on their length.
     bound = (num_classes * k) ** -0.5
     return torch.empty(count, k, dim).uniform_(-bound, bound)
 
 
 def merge_groups(centers: Float[Tensor, "classes k dim"], tolerance: float) -> Int[Tensor, "classes k"]:
-    """For each unit centre, the index of its group's leader, which is at most ``tolerance`` away.
+    """For each unit centre, the index of the leader of its group, which is at most ``tolerance`` away.
 
-    The centre with the most others around it leads those, then the next of the remaining ones, and so on.
+    Greedy: the centre with the most neighbours leads the first group, then the next one that is still free, and so on.
     """
     distance = torch.cdist(centers, centers, compute_mode="donot_use_mm_for_euclid_dist")
     near = distance <= require_nonnegative("tolerance", tolerance)
@@ -135,7 +138,7 @@ def merge_groups(centers: Float[Tensor, "classes k dim"], tolerance: float) -> I
 
 
 def count_distinct(centers: Float[Tensor, "classes k dim"], tolerance: float) -> Int[Tensor, " classes"]:
-    """Number of groups that the centres of each class form within ``tolerance``; computed in bounded memory."""
+    """Number of groups (`merge_groups`) that the centres of each class form; computed in bounded memory."""
     _, k, dim = centers.shape
     itself = torch.arange(k, device=centers.device)
     runs = torch.split(centers, max(1, AT_ONCE // (k * dim)))
@@ -144,7 +147,7 @@ def count_distinct(centers: Float[Tensor, "classes k dim"], tolerance: float) ->
 
 
 def merge(centers: Float[Tensor, "classes k dim"], gamma: float, tolerance: float) -> MergedCenters:
-    """The distinct centres of every class, each the mean direction of its group."""
+    """The distinct centres of every class; each is the mean direction of a group."""
     num_classes, k, _ = centers.shape
     unit = F.normalize(centers, dim=-1)
     member_of = F.one_hot(merge_groups(unit, tolerance), k)  # (classes, centre, its leader)
@@ -158,7 +161,7 @@ def merge(centers: Float[Tensor, "classes k dim"], gamma: float, tolerance: floa
 def nearest_centers(
     embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], centers: Float[Tensor, "classes k dim"]
 ) -> Int[Tensor, " items"]:
-    """The group of each embedding, ``class * k + centre`` for the nearest centre of its class; merged ones are one.
+    """The nearest centre of each embedding within its class, as ``class * k + centre``; merged centres count as one.
 
     Computed in bounded memory.
     """
@@ -177,7 +180,10 @@ def nearest_centers(
 def moved_to_data(
     centers: Float[Tensor, "classes k dim"], embeddings: Float[Tensor, "items dim"], labels: Int[Tensor, " items"]
 ) -> Float[Tensor, "classes k dim"]:
-    """``centers`` turned to the k-means centres of each class, at their own lengths; unchanged for an empty class."""
+    """``centers`` with the directions of k-means centres of each class, and their own lengths.
+
+    Centres of classes without embeddings are unchanged.
+    """
     num_classes, k, dim = centers.shape
     points = F.normalize(embeddings, dim=-1).to(centers)
     labels = labels.to(centers.device)
@@ -201,13 +207,13 @@ def spherical_kmeans(points: Float[Tensor, "classes items dim"], k: int) -> Floa
     If a class has fewer than ``k`` different points, some of its centres coincide.
     """
     classes = torch.arange(len(points), device=points.device)
-    # One sequence of random numbers for all classes: the result for a class does not depend on the other classes.
+    # All classes use the same random numbers, so the result for one does not depend on the others.
     draws = torch.rand(k, KMEANS_CANDIDATES, generator=torch.Generator().manual_seed(0)).to(points)
     distance, seeds = points.new_full(points.shape[:2], 2.0), []  # 1 − cosine to the nearest seed so far
     for draw in draws:
         cumulative = distance.cumsum(dim=1)
         candidates = torch.searchsorted(cumulative, draw * cumulative[:, -1:])
-        # Never zero, so that there is always something to draw.
+        # Never zero, so that there is always a point to draw.
         to_candidates = (1 - points[classes[:, None], candidates] @ points.mT).clamp_min(1e-6)
         remaining = torch.minimum(distance[:, None], to_candidates)
         best = remaining.sum(dim=2).argmin(dim=1)

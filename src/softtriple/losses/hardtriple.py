@@ -1,4 +1,4 @@
-"""HardTriple (Eq. 5 and 6): the similarity to a class is that of its nearest centre, without smoothing."""
+"""HardTriple (Eq. 5 and 6): the similarity to a class is the similarity to its nearest centre."""
 
 import torch
 import torch.nn.functional as F
@@ -71,5 +71,5 @@ class HardTripleLoss(CenterLoss):
     def compare(
         self, embeddings: Float[Tensor, "batch dim"], centers: Float[Tensor, "classes k dim"]
     ) -> Float[Tensor, "batch classes"]:
-        """Similarity of each embedding to each class, by the chosen definition."""
+        """Similarity of each embedding to each class, by ``self.similarity``."""
         return SIMILARITIES[self.similarity](F.normalize(embeddings, dim=-1), F.normalize(centers, dim=-1))

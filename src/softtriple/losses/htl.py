@@ -1,8 +1,8 @@
-"""HTL, hierarchical triplet loss (Ge et al., ECCV 2018): the margin grows with the distance of the classes.
+"""HTL, hierarchical triplet loss (Ge et al., ECCV 2018): the margin depends on how close two classes are.
 
 Before each epoch a tree over the classes is built from the embeddings of the training set. Its leaves are the classes;
 two classes merge at the first level whose threshold exceeds their distance. The authors published no code; this follows
-the formulas of the paper, and ``docs/methods.md`` lists the choices they leave open.
+the formulas of the paper; ``docs/methods.md`` lists the choices they leave open.
 
 ===========  ====================  ============================================================
 paper        code                  meaning
@@ -89,7 +89,7 @@ def merge_levels(
         nearer = distance[newest] < step
         step[nearer], link[nearer] = distance[newest, nearer], newest
         newest = int(np.where(inside, np.inf, step).argmin())
-        # Distances exceed the last threshold only by rounding.
+        # Only rounding errors exceed the last threshold.
         level = min(int(np.searchsorted(bounds, step[newest], side="right")) + 1, len(bounds))
         levels[newest, inside] = levels[inside, newest] = np.maximum(levels[link[newest], inside], level)
     return torch.from_numpy(levels).to(means.device)
@@ -140,7 +140,7 @@ class HTLLoss(Loss):
         self.neighborhood = require_count("neighborhood", neighborhood)
         self.per_class = require_count("per_class", per_class)
         self.squared = squared
-        # Not part of the state: every epoch, including a resumed one, starts by building a new tree.
+        # Not part of the state: every epoch, including a resumed one, builds a new tree.
         no_tree = torch.zeros(num_classes, num_classes, dtype=torch.uint8)
         self.register_buffer("class_levels", no_tree, persistent=False)
         self.register_buffer("thresholds", torch.zeros(levels + 1), persistent=False)

@@ -18,7 +18,7 @@ from softtriple.losses.functional import coincident
 
 
 def squared_distances(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch batch"]:
-    """Squared Euclidean distances; 0, without a gradient, where rounding error alone could have produced them."""
+    """Squared Euclidean distances; those within rounding error of 0 are 0 and have no gradient."""
     with torch.autocast(embeddings.device.type, enabled=False):
         lengths = embeddings.square().sum(dim=-1)
         both_lengths = lengths[:, None] + lengths
@@ -27,7 +27,7 @@ def squared_distances(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "
 
 
 def distances(embeddings: Float[Tensor, "batch dim"]) -> Float[Tensor, "batch batch"]:
-    """Euclidean distances; those of coincident embeddings have no gradient, so that none is infinite."""
+    """Euclidean distances; coincident embeddings have no gradient, where it would be infinite."""
     squared = squared_distances(embeddings)
     apart = squared > 0
     return torch.where(apart, squared, 1).sqrt() * apart
@@ -113,7 +113,7 @@ class LiftedStructureLoss(Loss):
         num_classes, embedding_size, validate: as for every ``Loss``.
         margin: how far away negatives should be.
         length: rescale embeddings to this length; None leaves them unchanged, as published. Distances of unit vectors
-            are at most 2, where exp(−D) hardly tells near negatives from far ones.
+            are at most 2, where exp(−D) hardly distinguishes near from far negatives.
 
     Batches should contain 4 examples per class (``per_class``). A batch without a positive pair, or with a single
     class, has the value 0.
@@ -139,7 +139,7 @@ class LiftedStructureLoss(Loss):
         embeddings, labels = self.check_batch(embeddings, labels)
         distance = distances(scaled_to(self.length, embeddings))
         positives, negatives = relations(labels)
-        # The lowest finite number instead of minus infinity: gradients stay finite without any negative.
+        # Not minus infinity: gradients must stay finite if there are no negatives.
         lowest = torch.finfo(distance.dtype).min
         pushes = (self.margin - distance).masked_fill(~negatives, lowest).logsumexp(dim=1)
         violation = F.relu(torch.logaddexp(pushes[:, None], pushes) + distance) * positives
@@ -195,7 +195,7 @@ class NPairsLoss(Loss):
     def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
         """Mean loss over the pairs of the batch."""
         embeddings, labels = self.check_batch(embeddings, labels)
-        if self.validate and (self.length is None or self.l2):  # otherwise their lengths do not matter
+        if self.validate and (self.length is None or self.l2):  # otherwise lengths do not matter
             check_lengths(embeddings, embeddings.dtype)
         anchors, positives = pair_up(labels)
         num_pairs = max(len(anchors), 1)
@@ -320,5 +320,5 @@ class MarginLoss(Loss):
         return margin_loss(distance, triplets, boundaries, self.margin, self.nu)
 
     def param_groups(self, *modules: nn.Module, lr: float = 1e-4, center_lr: float = 1e-2) -> list[dict[str, Any]]:
-        """As for every loss, but with ``beta_lr`` in place of ``center_lr``: there are boundaries, not centres."""
+        """Like every loss, but with ``beta_lr`` instead of ``center_lr``: there are boundaries, not centres."""
         return super().param_groups(*modules, lr=lr, center_lr=self.beta_lr)

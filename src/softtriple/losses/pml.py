@@ -1,4 +1,4 @@
-"""Losses of pytorch-metric-learning by name, alone or with a miner: ``pml:TripletMarginLoss+MultiSimilarityMiner``."""
+"""Losses of pytorch-metric-learning, with or without a miner: ``pml:TripletMarginLoss+MultiSimilarityMiner``."""
 
 import importlib
 import inspect

@@ -1,7 +1,7 @@
-"""Proxies: one learned vector per class stands in for the examples of the class.
+"""Proxy losses: one learned vector per class represents its examples.
 
 ProxyNCA (Movshovitz-Attias et al., ICCV 2017), with its bounded form (Remark 3 of the SoftTriple paper), and Proxy
-Anchor (Kim et al., CVPR 2020). A proxy is what other losses call a centre, and is stored as one.
+Anchor (Kim et al., CVPR 2020). Proxies are stored as the centres of other losses.
 """
 
 import torch
@@ -42,7 +42,7 @@ def proxy_anchor(
     log(1 + Σ exp(scale (margin + s))) over the others, averaged over all proxies.
     """
     own = F.one_hot(labels, similarity.shape[1]).bool()
-    one = similarity.new_zeros(1, similarity.shape[1])  # log 1, all that a proxy without examples contributes
+    one = similarity.new_zeros(1, similarity.shape[1])  # the logarithm of the 1 in both sums
     pull = (scale * (margin - similarity)).masked_fill(~own, -torch.inf)
     push = (scale * (margin + similarity)).masked_fill(own, -torch.inf)
     pulls, pushes = torch.cat([one, pull]).logsumexp(dim=0), torch.cat([one, push]).logsumexp(dim=0)

@@ -1,12 +1,12 @@
 """Class sampling for very many classes: each step uses only some of them, as in Partial FC (An et al., CVPR 2022).
 
 The classes of the batch always take part, together with as many others, drawn uniformly, as make up the share ``rate``;
-a class comes with all its centres. The loss is SoftTriple over those classes, cross-entropy and regulariser. As in that
-paper, no positive is ever missing and every negative is equally likely. Nothing corrects for the negatives left out, so
-the value is lower than that of the full loss, and each drawn negative counts for more.
+a class comes with all its centres. The loss, including the regulariser, is SoftTriple over the sampled classes. As in
+that paper, no positive is ever missing and every negative is equally likely. Nothing corrects for the missing
+negatives, so the value is lower than that of the full loss, and each sampled negative has more weight.
 
-Centres that were not drawn have no gradient, rather than one of zeros: the gradient is a sparse tensor of rows, and an
-optimiser that supports those (``softtriple.training.optim.RowAdam``, ``torch.optim.SparseAdam``) skips the others.
+The gradient of the centres is a sparse tensor of the sampled rows, so that an optimiser for sparse gradients
+(``softtriple.training.optim.RowAdam``, ``torch.optim.SparseAdam``) skips all others.
 """
 
 import math
@@ -26,7 +26,7 @@ from softtriple.losses.tiled import RecycledMemory
 
 
 def sample_classes(loss: Loss, rate: float, seed: int = 0) -> Loss:
-    """SoftTriple, sharded or not, over the share ``rate`` of the classes in each step; ``loss`` itself if that is 1."""
+    """``loss``, SoftTriple or its sharded form, over a share ``rate`` of the classes in each step."""
     if check_rate(rate) == 1:
         return loss
     if isinstance(loss, SoftTripleLoss):
@@ -37,7 +37,7 @@ def sample_classes(loss: Loss, rate: float, seed: int = 0) -> Loss:
 
 
 def check_rate(rate: float) -> float:
-    """``rate`` if it is above 0 and at most 1."""
+    """``rate``, or UserError unless it is above 0 and at most 1."""
     if not 0 < rate <= 1:
         raise UserError(f"sample_rate = {rate!r} must be above 0 and at most 1")
     return rate
@@ -65,7 +65,7 @@ class SampledSoftTripleLoss(Loss):
         return self.loss.shard
 
     def forward(self, embeddings: Vectors, labels: Labels) -> Float[Tensor, ""]:
-        """Mean loss over the batches of all ranks, among the sampled classes, plus tau times the spread of these."""
+        """Mean loss over the batches of all ranks among the sampled classes, plus tau times their spread."""
         if not self.training:
             value: Tensor = self.loss(embeddings, labels)
             return value
@@ -83,7 +83,7 @@ class SampledSoftTripleLoss(Loss):
         return self.loss.distinct_centers()
 
     def initialize_centers(self, embeddings: Vectors, labels: Labels) -> None:
-        """Start the centres of all classes from data, as the sharded loss does."""
+        """Initialise the centres of all classes from data."""
         self.loss.initialize_centers(embeddings, labels)
 
     def gradient_bytes(self, batch_size: int) -> int:
@@ -97,7 +97,7 @@ class SampledSoftTripleLoss(Loss):
         return tiles + shape.numel() * element_size
 
     def _sampled_shape(self, batch_size: int) -> torch.Size:
-        """Shape of the sampled centres if the classes of the batch are all different and all on this rank."""
+        """Largest shape of the sampled centres: the classes of the batch all differ and are all on this rank."""
         num_classes, *rest = self.loss.centers.shape
         return torch.Size((min(num_classes, max(math.ceil(self.rate * num_classes), batch_size)), *rest))
 

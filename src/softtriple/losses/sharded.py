@@ -1,4 +1,4 @@
-"""Losses over several processes: ``shard(loss)`` from outside; no loss knows about ranks itself.
+"""Losses over several processes: ``shard(loss)``. The losses themselves know nothing about ranks.
 
 SoftTriple's centres are split by class: a rank holds the parameters, gradients and optimiser state of its own classes
 only. One step:
@@ -31,9 +31,9 @@ DRAWN_AT_ONCE = 1 << 24
 def shard(loss: Loss) -> Loss:
     """``loss`` over all ranks, each of which passes its part of the batch; ``loss`` itself in one process.
 
-    SoftTriple and the normalised softmax become a ``ShardedSoftTripleLoss``. If they are built on the meta device
-    (``with torch.device("meta")``), their centres never exist as a whole. Other losses are returned as they are, with
-    the parameters and buffers of the first rank, and gather the batch before each call.
+    SoftTriple and the normalised softmax become a ``ShardedSoftTripleLoss``; if they are built on the meta device
+    (``with torch.device("meta")``), no rank ever allocates all centres. Other losses get the parameters and buffers of
+    the first rank, and gather the batch before each call.
     """
     if dist.world_size() == 1:
         return loss
@@ -45,10 +45,10 @@ def shard(loss: Loss) -> Loss:
 
 
 class ShardedSoftTripleLoss(Loss):
-    """SoftTriple with the centres of this rank's classes only; its value is that of all classes.
+    """SoftTriple with the centres of this rank's classes only; the value is over all classes.
 
-    ``classes`` are those of this rank; ``num_classes`` counts all of them. In one process it equals the loss it was
-    built from and shares its centres. Double backward is not supported.
+    ``classes`` are the classes of this rank; ``num_classes`` counts all classes. In a single process it equals the loss
+    it was built from and shares its centres. Double backward is not supported.
     """
 
     centers: nn.Parameter
@@ -109,7 +109,7 @@ class ShardedSoftTripleLoss(Loss):
 
     @torch.no_grad()
     def initialize_centers(self, embeddings: Vectors, labels: Labels) -> None:
-        """As in one process; every rank must pass the embeddings of all its classes, and may pass others."""
+        """Initialise the centres from data; a rank must pass the embeddings of its own classes, and may pass others."""
         embeddings, labels = self.check_batch(embeddings, labels)
         own, local = self.local_rows(labels)
         self.centers.copy_(moved_to_data(self.centers, embeddings[local], own[local]))

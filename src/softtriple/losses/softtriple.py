@@ -38,8 +38,8 @@ class SoftTripleLoss(CenterLoss):
         margin: δ, margin by which the true class must win.
         tau: τ, weight of the regulariser. Below 0 it pushes the centres of a class apart instead of merging them.
         smoothing: added under the square root of the regulariser; the authors' code uses 1e-5.
-        prefixes: widths of beginnings of the embedding that must work by themselves (Matryoshka, Kusupati et al.,
-            NeurIPS 2022). The loss is the sum over these and the whole, each with the beginnings of the centres.
+        prefixes: widths to which embeddings may be truncated later (Matryoshka, Kusupati et al., NeurIPS 2022). The
+            loss is the sum over these and the full width, with embeddings and centres truncated alike.
         synthesis: share of each batch that is mixed with an example of another class into a synthetic example of a
             synthetic class, in training only (Proxy Synthesis, Gu et al., AAAI 2021).
         validate: check the values of each batch (finite, labels in range). On a GPU this waits for the device.
@@ -142,12 +142,12 @@ class SoftTripleLoss(CenterLoss):
 
     @torch.no_grad()
     def merge_centers(self, tolerance: float = MERGED) -> MergedCenters:
-        """The distinct centres only: a compact set that gives the same similarities, within ``tolerance``."""
+        """The distinct centres only: a compact set with nearly the same similarities."""
         return merge(self.centers, self.gamma, tolerance)
 
     @torch.no_grad()
     def add_classes(self, embeddings: Vectors, labels: Labels) -> "SoftTripleLoss":
-        """A new loss with more classes: existing centres are copied, new ones are found in ``embeddings`` by k-means.
+        """A new loss with more classes: existing centres are copied, new ones come from k-means on ``embeddings``.
 
         ``labels`` continue after the existing ones: num_classes, num_classes + 1, and so on. This loss does not change,
         because an optimiser may hold its centres.
@@ -160,7 +160,7 @@ class SoftTripleLoss(CenterLoss):
                 f"labels of new classes must be {self.num_classes}, {self.num_classes + 1}, ... without a gap, "
                 f"not {', '.join(map(str, added[:10]))}"
             )
-        # As long as the existing centres, so that an optimiser step turns both by the same angle.
+        # Of the same length as the existing centres, so that an optimiser step turns both by the same angle.
         _, k, dim = self.centers.shape
         length = torch.linalg.vector_norm(self.centers, dim=-1).mean()
         new = (length * dim**-0.5).expand(len(added), k, dim)
@@ -180,24 +180,14 @@ class SoftTripleLoss(CenterLoss):
 
     def extra_repr(self) -> str:
         """Sizes and settings, as shown by ``print(loss)``."""
-        names = (
-            "num_classes",
-            "embedding_size",
-            "scale",
-            "gamma",
-            "margin",
-            "tau",
-            "smoothing",
-            "prefixes",
-            "synthesis",
-            "validate",
-        )
-        options = [f"{name}={getattr(self, name)}" for name in names]
-        return ", ".join([*options[:2], f"centers_per_class={self.centers.shape[1]}", *options[2:]])
+        num_classes, k, dim = self.centers.shape
+        names = ("scale", "gamma", "margin", "tau", "smoothing", "prefixes", "synthesis", "validate")
+        options = ", ".join(f"{name}={getattr(self, name)}" for name in names)
+        return f"num_classes={num_classes}, embedding_size={dim}, centers_per_class={k}, {options}"
 
 
 def draw_pairs(labels: Int[Tensor, " batch"], share: float) -> Int[Tensor, "2 mixed"]:
-    """Random pairs of rows of different classes, at most ``share`` of the batch; random as PyTorch's generator is."""
+    """Random pairs of rows with different classes, at most ``share`` times the batch."""
     count = round(share * len(labels))
     one, other = (torch.randperm(len(labels))[:count].to(labels.device) for _ in range(2))
     differ = labels[one] != labels[other]
@@ -213,7 +203,7 @@ def prefix_objective(
     memories: Sequence[RecycledMemory],
     part: Part | None = None,
 ) -> Float[Tensor, ""]:
-    """``tiled_objective`` of the whole width plus that of each of ``prefixes``, with a memory each."""
+    """The sum of ``tiled_objective`` over the full width and each of ``prefixes``, which have a memory each."""
     value = tiled_objective(embeddings, labels, centers, settings, memories[0], part)
     for width, memory in zip(prefixes, memories[1:], strict=True):
         value = value + tiled_objective(embeddings[:, :width], labels, centers[..., :width], settings, memory, part)

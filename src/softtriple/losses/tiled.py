@@ -42,7 +42,7 @@ SMALLEST_NORM = 1e-12  # as in torch.nn.functional.normalize
 
 
 class Totals(NamedTuple):
-    """What the cross-entropy and the regulariser need to know of all classes, or of the local ones."""
+    """The sums over classes, all or local, that cross-entropy and regulariser are computed from."""
 
     log_total: Float[Tensor, " batch"]  # log of the sum of exponentials over the classes
     own_logits: Float[Tensor, " batch"]  # logit of the own class; 0 if that is not local
@@ -52,8 +52,8 @@ class Totals(NamedTuple):
 class Part(NamedTuple):
     """How to compute the objective when only some of the classes are local; labels of the others are −1.
 
-    ``combine`` turns the totals of the local classes into those of all classes. The gradient of the embeddings is the
-    one through the local classes, times ``gain``.
+    ``combine`` computes the totals of all classes from those of the local ones. The gradient of the embeddings is the
+    part through the local classes, times ``gain``.
     """
 
     num_classes: int
@@ -62,10 +62,10 @@ class Part(NamedTuple):
 
 
 class RecycledMemory:
-    """Memory for one gradient, reused once the tensor handed out before is dead.
+    """Memory for one gradient, reused once the previous tensor has been freed.
 
-    A fresh buffer costs page faults: 33 ms for 46 MB, where a reused one takes 4 ms. Reuse is safe: a tensor made from
-    a NumPy array keeps that array alive for as long as anything shares its storage.
+    A new buffer costs page faults: 33 ms for 46 MB, against 4 ms for a reused one. Reuse is safe: a tensor made from a
+    NumPy array keeps the array alive for as long as anything shares its storage.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class RecycledMemory:
         return RecycledMemory, ()  # a copy of a loss gets memory of its own
 
     def empty_like(self, tensor: Tensor) -> Tensor:
-        """Uninitialised contiguous tensor like ``tensor``; on a CPU in the previous memory if that is free."""
+        """Uninitialised contiguous tensor like ``tensor``; on a CPU in the previous memory, if it is free."""
         if tensor.device.type != "cpu":
             return torch.empty_like(tensor, memory_format=torch.contiguous_format)
         needed = tensor.numel() * tensor.element_size()
@@ -150,8 +150,8 @@ class _TiledObjective(torch.autograd.Function):
             value = softtriple_objective(embeddings, labels, centers, ctx.settings)
             by_embeddings, by_centers = _differentiable_gradients(value, (embeddings, centers), wanted, upstream)
         else:
-            # The gradient leaves with this call, overwriting what its memory held: a second backward pass through the
-            # same graph recomputes everything.
+            # The gradient is returned in the memory that holds the saved values: a second backward pass through the
+            # same graph recomputes them.
             gradient, ctx.gradient, kept, ctx.kept = ctx.gradient, None, ctx.kept, None
             if wanted[1] and gradient is None:
                 gradient = torch.empty_like(centers)
@@ -162,14 +162,14 @@ class _TiledObjective(torch.autograd.Function):
 
 
 class _Tile(NamedTuple):
-    """Which examples have their own class in a run of classes, and where."""
+    """Which examples have their own class in a tile of classes, and where."""
 
     own: Int[Tensor, "1 batch"]  # row of the own class in the tile; 0 if it is not in the tile
     has_own: Float[Tensor, "1 batch"]  # 1 if the own class is in the tile, else 0
 
 
 class _Summary(NamedTuple):
-    """What the forward pass saves for the backward pass; small compared with the centres."""
+    """Saved by the forward pass for the backward pass; small compared with the centres."""
 
     unit: Float[Tensor, "batch dim"]
     norms: Float[Tensor, "batch 1"]

@@ -1,4 +1,4 @@
-"""Backbones with the preprocessing their weights expect, and the encoder built on them."""
+"""The encoder, and backbones with the preprocessing that their weights expect."""
 
 from softtriple.models.backbones import BACKBONES as BACKBONES
 from softtriple.models.backbones import Backbone as Backbone

@@ -1,4 +1,4 @@
-"""What an encoder is: its configuration, and encoder.json, which records it beside the weights."""
+"""The configuration of an encoder, and encoder.json, which stores it beside the weights."""
 
 import json
 import reprlib
@@ -8,23 +8,24 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field, ValidationError
 
+from softtriple.config import check_format
 from softtriple.errors import UserError
 from softtriple.models.preprocess import Preprocess
 
 Pooling = Literal["average", "average+max"]
 
-FORMAT = 1  # of encoder.json: raise it when an older softtriple would misread what is written
+FORMAT = 1  # of encoder.json; increase it when older versions would misread the file
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
     """Which encoder to build.
 
-    ``dim=None`` means no head: pooled features of unit length. ``pooling="average+max"`` adds the maximum over the
-    feature map to its mean. ``layer_norm`` standardises pooled features before the head. ``pretrained`` loads the
-    backbone's published weights, if any; ``weights`` is the path or URL of that file, if it is not at its default.
-    ``eval_size`` is the side of images in evaluation, if it differs from that in training, ``input_size``.
-    The remaining options belong to some backbones only, and ``None`` is the backbone's default.
+    ``dim=None`` means no head: pooled features, normalised. ``pooling="average+max"`` adds the maximum over the feature
+    map to its mean. ``layer_norm`` standardises pooled features before the head. ``pretrained`` loads the backbone's
+    published weights, if there are any; ``weights`` is the path or URL of their file, if not the default. ``eval_size``
+    is the side of images in evaluation, if it differs from ``input_size`` in training. The remaining options exist for
+    some backbones only; ``None`` is the backbone's default.
     """
 
     backbone: str = "efficientnet-lite0"
@@ -62,12 +63,12 @@ class Description(BaseModel, extra="forbid", strict=True, frozen=True, allow_inf
     config: EncoderConfig
     preprocess: Preprocess | None
     class_names: tuple[str, ...]
-    files: dict[str, str] = Field(default_factory=dict)  # name and SHA-256 of what the backbone is built from
+    files: dict[str, str] = Field(default_factory=dict)  # name and SHA-256 of the backbone's files
 
 
 def identity(config: EncoderConfig, preprocess: Any) -> list[dict[str, Any] | None]:
-    """What decides the embeddings besides the weights, as JSON values: the configuration and the preprocessing."""
-    # Format 1 counts the heads of an encoder, and has no eval_size: encoders without it keep their fingerprint.
+    """What determines the embeddings besides the weights, as JSON values: configuration and preprocessing."""
+    # Format 1 has a number of heads, which is always 1 now, and no eval_size: old encoders keep their fingerprint.
     described_config = _without_eval_size(asdict(config)) | {"heads": 1}
     return [described_config, _without_eval_size(asdict(preprocess)) if isinstance(preprocess, Preprocess) else None]
 
@@ -77,18 +78,14 @@ def _without_eval_size(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_description(path: Path) -> Description:
-    """The content of the encoder.json at ``path``, or UserError that names the file and the key."""
+    """Read and validate the encoder.json at ``path``; a UserError names the file and the key."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not the description of an encoder ({error})") from error
     if not isinstance(content, dict):
         raise UserError(f"{path}: not the description of an encoder, but a {type(content).__name__}")
-    if isinstance(content.get("format"), int) and content["format"] > FORMAT:
-        raise UserError(
-            f"{path}: written by a newer softtriple (format {content['format']}, this version reads {FORMAT})."
-            " Update softtriple."
-        )
+    check_format(path, content.get("format"), FORMAT)
     if isinstance(content.get("config"), dict) and content["config"].pop("heads", 1) != 1:
         raise UserError(f"{path}: encoders with several heads (HDC) of earlier versions cannot be read")
     try:

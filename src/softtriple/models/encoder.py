@@ -20,21 +20,21 @@ from softtriple.models.backbones.module import MODULE, module_backbone, module_n
 from softtriple.models.backbones.stages import StagedNetwork
 from softtriple.models.description import EncoderConfig, Pooling
 from softtriple.models.folding import Pairs, fast_view, find_pairs
-from softtriple.models.hub import snapshot
 from softtriple.models.inputs import Batch, Images, Texts, Vectors, example_input, input_batches
 from softtriple.models.lora import add_low_rank, freeze_all_but_low_rank, merge_low_rank
 from softtriple.models.preprocess import Preprocess, TextPreprocess
+from softtriple.models.repository import snapshot
 from softtriple.models.saving import fingerprint, load_encoder, open_encoder, separate_tensors, write_encoder
 from softtriple.models.trainable import count_frozen
 
-FEWEST_FOLDED = 16  # items in a batch; for fewer, folding batch norms costs what it saves
+FEWEST_FOLDED = 16  # smaller batches do not gain from folded batch norms
 FrozenBatchNorm = Literal["off", "statistics", "statistics+affine"]
-# Of a repository: the folder of an encoder, or the same files beside the model card.
+# To download from a repository: the folder of an encoder, or the same files beside the model card.
 ENCODER_FILES = ("encoder/*", "*.json", "*.txt", "model.safetensors")
 
 
 def pool(x: Float[Tensor, "batch ..."], pooling: Pooling) -> Float[Tensor, "batch features"]:
-    """The mean over a feature map or over tokens, or that plus the maximum; feature vectors stay as they are."""
+    """The mean of a feature map or of tokens, or mean plus maximum; feature vectors are returned unchanged."""
     if x.ndim == 2:
         return x
     places = 1 if x.ndim == 3 else (2, 3)
@@ -45,8 +45,8 @@ def pool(x: Float[Tensor, "batch ..."], pooling: Pooling) -> Float[Tensor, "batc
 class Encoder(nn.Module):
     """Images, vectors or texts to unit vectors: backbone, pooling, optional layer norm, linear head.
 
-    ``preprocess`` makes network input from images or texts and is ``None`` for vectors; ``class_names`` are those of
-    the training classes. ``backbone`` and ``head`` are used in place of those that ``config`` would build.
+    ``preprocess`` turns images or texts into network input; it is ``None`` for vectors. ``class_names`` are the names
+    of the training classes. ``backbone`` and ``head`` replace the ones that ``config`` describes.
 
     Example:
         >>> encoder = Encoder.from_backbone("linear", dim=2, in_features=3)
@@ -70,7 +70,7 @@ class Encoder(nn.Module):
                 config.backbone, pretrained=config.pretrained, weights=config.weights, **config.backbone_options
             )
         self.backbone = backbone
-        # Convolutions on a CPU are 1.2 to 1.7 times as fast in this memory format, whatever the input's.
+        # On a CPU, convolutions are 1.2 to 1.7 times as fast in this memory format, whatever format the input has.
         self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.preprocess = self.backbone.preprocess
         if self.takes != "image" and config.pooling != "average":
@@ -93,7 +93,7 @@ class Encoder(nn.Module):
 
     @classmethod
     def from_backbone(cls, name: str, dim: int | None = 64, **options: Any) -> "Encoder":
-        """The encoder on the backbone called ``name``; ``options`` are those of `EncoderConfig`."""
+        """An encoder with the backbone called ``name``; ``options`` are fields of `EncoderConfig`."""
         return cls(EncoderConfig(backbone=name, dim=dim, **options))
 
     @classmethod
@@ -108,11 +108,11 @@ class Encoder(nn.Module):
         layer_norm: bool = False,
         class_names: Sequence[str] = (),
     ) -> "Encoder":
-        """The encoder on any module from images, vectors or token ids to features.
+        """An encoder on any module that maps images, vectors or token ids to features.
 
-        Feature maps are pooled, ``(batch, tokens, features)`` is averaged over tokens, and ``(batch, features)`` is
-        used as it is. For vectors give ``in_features``; for texts a ``preprocess`` from a list of strings to the
-        module's input; for images a `Preprocess`, by default ``module.preprocess`` or else 224 pixels with ImageNet's
+        Feature maps are pooled, ``(batch, tokens, features)`` is averaged over tokens, ``(batch, features)`` is used
+        directly. Pass ``in_features`` for vectors; a ``preprocess`` that maps a list of strings to the module's input
+        for texts; and a `Preprocess` for images, by default ``module.preprocess``, or else 224 pixels with ImageNet's
         mean and standard deviation.
 
         Example:
@@ -137,7 +137,7 @@ class Encoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
 
     @property
@@ -147,7 +147,7 @@ class Encoder(nn.Module):
 
     @property
     def takes(self) -> Kind:
-        """The kind of item that it embeds: "image", "vector" or "text"."""
+        """The kind of items it embeds: "image", "vector" or "text"."""
         if self.preprocess is None:
             return "vector"
         return "image" if isinstance(self.preprocess, Preprocess) else "text"
@@ -156,11 +156,11 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def embed(self, items: Images | Vectors | Texts, batch_size: int = 64) -> Float32[np.ndarray, "items dim"]:
-        """Embeddings of ``items``, one row each: images, vectors or texts, whichever the encoder takes.
+        """Embeddings of images, vectors or texts, whichever the encoder takes; one row per item.
 
-        Images are paths, Pillow images or 8-bit arrays of height×width×3, of any size, and get the evaluation view;
-        vectors are an array, a tensor or a list of rows; texts are strings. A single item gives one row. Computes on
-        the encoder's device, in evaluation mode.
+        Images are paths, Pillow images or 8-bit arrays of height×width×3, of any size, which are resized and cropped
+        as in evaluation. Vectors are an array, a tensor or a list of rows; texts are strings. A single item gives one
+        row. Runs on the encoder's device, in evaluation mode.
         """
         if batch_size < 1:
             raise UserError(f"batch_size = {batch_size} must be at least 1")
@@ -178,35 +178,27 @@ class Encoder(nn.Module):
         return np.concatenate([np.empty((0, self.dim), dtype=np.float32), *embeddings])
 
     def prepare(self, batch: Batch) -> Num[Tensor, "batch ..."]:
-        """Network input from a batch of 8-bit RGB images, texts, or vectors, which stay as they are."""
+        """Network input for a batch of 8-bit RGB images or texts; vectors are returned unchanged."""
         return batch if self.preprocess is None else self.preprocess(batch)  # type: ignore[arg-type, return-value]
 
     def example(self, count: int = 1) -> Num[Tensor, "count ..."]:
-        """Network input of ``count`` blank items, for its shape."""
+        """Network input for ``count`` blank items, to learn its shape."""
         return example_input(self.preprocess, self.config.in_features, count)
 
     def forward(self, inputs: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch dim"]:
-        """Embeddings of network input, which `prepare` makes."""
+        """Embeddings of network input, as made by `prepare`."""
         return self.run_from(inputs, 0)
-
-    def features(self, inputs: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
-        """Pooled features of the backbone, before the layer norm and the head."""
-        return self.features_from(inputs, 0)
-
-    def run_trunk(self, inputs: Num[Tensor, "batch ..."], last: int) -> Num[Tensor, "batch ..."]:
-        """Output of the first ``last`` stages, which can be cached if they are frozen."""
-        return self.backbone.run(inputs, 0, last)
 
     def run_from(self, x: Num[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch dim"]:
         """Embeddings from the output of the first ``first`` stages: the rest of `forward`."""
-        return self.project(self.features_from(x, first))
+        return self.project(self.features(x, first))
 
-    def features_from(self, x: Num[Tensor, "batch ..."], first: int) -> Float[Tensor, "batch features"]:
-        """Pooled features from the output of the first ``first`` stages; pooled features stay as they are."""
+    def features(self, x: Num[Tensor, "batch ..."], first: int = 0) -> Float[Tensor, "batch features"]:
+        """Pooled features, before layer norm and head, from network input or the output of the first stages."""
         return pool(self.backbone.run(x, first), self.config.pooling)
 
     def head_input(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch features"]:
-        """Pooled features as the head takes them: after the layer norm, if there is one."""
+        """The input of the head: pooled features after the layer norm, if there is one."""
         return features if self.layer_norm is None else self.layer_norm(features)
 
     def project(self, features: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dim"]:
@@ -215,7 +207,7 @@ class Encoder(nn.Module):
         return F.normalize(features if self.head is None else self.head(features), dim=-1)
 
     def truncated(self, dim: int) -> "Encoder":
-        """An encoder of the first ``dim`` numbers of the embeddings, as unit vectors, on the same backbone.
+        """An encoder for the first ``dim`` dimensions of the embeddings, normalised again, on the same backbone.
 
         Example:
             >>> encoder = Encoder.from_backbone("linear", dim=4, in_features=3)
@@ -225,7 +217,7 @@ class Encoder(nn.Module):
         if not 1 <= dim <= self.dim:
             raise UserError(f"dim = {dim} must be from 1 to {self.dim}, the width of the embeddings")
         if not isinstance(self.head, nn.Linear):
-            raise UserError("this encoder has no linear head to cut")
+            raise UserError("this encoder has no linear head to truncate")
         head = nn.Linear(self.head.in_features, dim, device=self.device, dtype=self.head.weight.dtype)
         shorter = Encoder(replace(self.config, dim=dim), self.class_names, backbone=self.backbone, head=head)
         shorter.set_head(self.head.weight[:dim], self.head.bias[:dim])
@@ -233,10 +225,10 @@ class Encoder(nn.Module):
         return shorter.eval()
 
     def fast(self) -> "Encoder":
-        """This encoder, computed faster (`softtriple.models.folding`), in the same mode: for loops, not for saving.
+        """A view of this encoder that computes the same faster (`softtriple.models.folding`); not for saving.
 
-        It shares parameters and buffers with this one, so that it can be trained and is never out of date. A network
-        on texts or vectors, or of the user's own, stays as it is.
+        It shares all parameters and buffers, so it can be trained and is never out of date. Encoders for texts or
+        vectors, or with the user's own module, are returned unchanged.
         """
         if self.takes != "image" or not self.backbone.cacheable:
             return self
@@ -247,13 +239,13 @@ class Encoder(nn.Module):
             self.train(was_training)
         return fast_view(self, self._pairs)
 
-    # What is trained.
+    # Freezing and initialisation.
 
     def set_trainable(self, part: str) -> int:
-        """Train ``"head"``, ``"last:N"`` (the head and the last N stages) or ``"all"``; the rest is frozen.
+        """Train ``"head"``, ``"last:N"`` (the head and the last N stages), ``"all"`` or ``"lora"``; freeze the rest.
 
-        ``"lora"`` trains the head and low-rank changes of a transformer's attention. Returns the number of frozen
-        stages. They stay in evaluation mode, so their output for an input never changes and can be cached.
+        ``"lora"`` trains the head and low-rank updates of a transformer's attention projections. Frozen stages stay in
+        evaluation mode, so that their output can be cached. Returns their number.
         """
         if part == "head" and self.head is None:
             raise UserError("trainable = 'head': this encoder has no head (dim = none)")
@@ -266,12 +258,12 @@ class Encoder(nn.Module):
         return self._frozen_stages
 
     def freeze_batch_norm(self, mode: FrozenBatchNorm) -> None:
-        """Freeze nothing of batch norm, its running statistics, or those and its scale and shift.
+        """Freeze the running statistics of batch norm, or also its scale and shift, or nothing ("off").
 
-        With ``"statistics"`` every batch norm uses its running mean and variance in training as well and does not
-        update them, while scale and shift are still trained: the usual fine-tuning on batches too small to estimate
-        statistics, and what the SoftTriple authors' code does. ``"statistics+affine"`` freezes scale and shift too.
-        Later calls of ``train()`` keep it.
+        With ``"statistics"`` every batch norm also uses its running mean and variance in training and does not update
+        them, while scale and shift are still trained. This is usual in fine-tuning with batches too small to estimate
+        statistics; the SoftTriple authors' code does it. ``"statistics+affine"`` also freezes scale and shift. Later
+        calls of ``train()`` respect the setting.
         """
         if mode not in get_args(FrozenBatchNorm):
             raise UserError(f"batch norm: {mode!r} must be one of {', '.join(get_args(FrozenBatchNorm))}")
@@ -296,7 +288,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def _set_eval_size(self, size: int) -> None:
-        """Evaluate images of ``size`` pixels; UserError if the backbone does not take them: some take one size only."""
+        """Evaluate at ``size`` pixels; UserError if the backbone does not support that size."""
         if not isinstance(self.preprocess, Preprocess):
             raise UserError(f"eval_size = {size}: {self.config.backbone} does not take images")
         self.preprocess = replace(self.preprocess, eval_size=size)
@@ -326,9 +318,9 @@ class Encoder(nn.Module):
     # Files.
 
     def save(self, folder: str | os.PathLike[str]) -> None:
-        """Write all that inference needs to ``folder``: model.safetensors, encoder.json and the backbone's files.
+        """Write everything inference needs to ``folder``: model.safetensors, encoder.json and the backbone's files.
 
-        Each file appears, or replaces an older one, in one step.
+        Each file is written atomically.
         """
         write_encoder(
             Path(folder),
@@ -340,7 +332,7 @@ class Encoder(nn.Module):
         )
 
     def fingerprint(self) -> str:
-        """A hash of the weights, the configuration and the preprocessing; the same before and after saving."""
+        """A hash of weights, configuration and preprocessing; saving and loading do not change it."""
         return fingerprint(separate_tensors(self), self.config, self.preprocess)
 
     @classmethod
@@ -353,13 +345,13 @@ class Encoder(nn.Module):
         head: nn.Module | None = None,
         trust: bool = False,
     ) -> "Encoder":
-        """The encoder in ``folder``, or in the ``encoder`` folder of the run directory ``folder``, to evaluate.
+        """Load the encoder in ``folder``, or in the run directory ``folder``, in evaluation mode.
 
         An encoder made by `from_module` needs ``backbone``, a module of the same architecture, which gets the saved
-        weights; one on texts also needs its ``preprocess``, unless the module has it.
+        weights; for texts it also needs the ``preprocess``, unless the module has that attribute.
 
-        Nothing outside ``folder`` is opened, nothing in it is executed, and no network is used. ``trust`` lifts that
-        for encoders of earlier versions on ``st:NAME``, which have to read the model NAME: only for files of your own.
+        Opens no file outside ``folder``, executes nothing and does not use the network. ``trust=True`` lifts this for
+        encoders on ``st:NAME`` saved by earlier versions, which have to read the model NAME; use it only for your own.
         """
         saved = open_encoder(folder)
         config, saved_preprocess = saved.description.config, saved.description.preprocess
@@ -381,16 +373,16 @@ class Encoder(nn.Module):
 
         encoder = load_encoder(saved, build)
         if saved_preprocess is not None:
-            # What the weights were trained on, even if this version's default differs.
+            # As in training, even if this version's default differs.
             encoder.preprocess = saved_preprocess
         return encoder.eval()
 
     @classmethod
     def from_pretrained(cls, name: str, *, revision: str | None = None, **options: Any) -> "Encoder":
-        """The encoder of the folder ``name``, or of the repository USER/NAME of the Hugging Face hub, to evaluate.
+        """Load the encoder in the folder ``name``, or in the repository USER/NAME on the Hugging Face hub.
 
-        ``revision`` is a branch, a tag or a commit of the repository; ``options`` are those of `load`. What comes from
-        the hub is data: it is not executed.
+        ``revision`` is a branch, a tag or a commit of the repository; ``options`` are passed to `load`. No file from
+        the hub is executed.
         """
         if Path(name).is_dir():
             if revision is not None:

@@ -1,7 +1,7 @@
-"""Batches for an encoder: from items, or from cached features of its frozen stages.
+"""Batches for an encoder, from items or from cached features of its frozen stages.
 
-A `Feed` says at which stage of the encoder its batches enter, so training and evaluation need not know whether the
-first stages run now or ran once: ``encoder.run_from(inputs, feed.first)`` serves both. `Feeds` makes them for a run.
+A `Feed` knows at which stage of the encoder its batches enter: ``encoder.run_from(inputs, feed.first)`` works whether
+the first stages run now or their output was cached. `Feeds` makes them for a run.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ Rows = Integer[np.ndarray, " rows"]
 Inputs = Num[Tensor, "batch ..."]
 Progress = Callable[[int, int], None]
 
-VERSION = 2  # part of the cache key: raise it when cached features change
+VERSION = 2  # part of the cache key; increase it when cached features change
 EMBEDDING_BATCH = 64
 
 
@@ -62,7 +62,7 @@ class Feed:
         return len(self.labels)
 
     def only(self, rows: Rows, labels: Int64[np.ndarray, " rows"]) -> "Feed":
-        """A feed of some of the rows, with labels of their own."""
+        """A feed of some of the rows, with other labels."""
         numbers = torch.from_numpy(labels)
 
         def draw(row_batches: Iterable[Rows], epoch: int) -> Generator[tuple[Inputs, Tensor], None, None]:
@@ -76,7 +76,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a split is read: the view of its images, the seed of its random augmentation, and a cache of pixels."""
+    """How to read a split: the view of its images, the seed of random augmentation, and an image cache."""
 
     view: View | None = None
     seed: int = 0
@@ -92,7 +92,7 @@ class Reading:
 class Feeds:
     """Feeds for the splits of a run; features of frozen stages are cached on disk if they fit ``cache_bytes``.
 
-    ``frozen`` counts the frozen stages of ``encoder``; ``augment``, ``seed`` and ``views`` describe training only.
+    ``frozen`` is the number of frozen stages of ``encoder``; ``augment``, ``seed`` and ``views`` are for training only.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Feeds:
         """Augmented batches."""
         reading = self.reading(split, self._augment)
         views = self._views if reading.view is not None else 1
-        # Cached features are shared by all seeds; the seed of a run only draws among the views.
+        # All seeds share the cached features; the seed of a run only chooses among the views.
         return self._cached(split, replace(reading, seed=0), views) or item_feed(self._encoder, split, reading)
 
     def evaluation(self, split: Split) -> Feed:
@@ -125,12 +125,11 @@ class Feeds:
         return self._cached(split, reading, views=1) or item_feed(self._encoder, split, reading)
 
     def reading(self, split: Split, augment: str) -> Reading:
-        """How ``split`` is read with ``augment``; decodes and caches its images first if that fits."""
+        """How to read ``split`` with ``augment``; first decodes and caches its images, if they fit the cache."""
         preprocess = self._encoder.preprocess
         if not isinstance(preprocess, Preprocess):
             return Reading(workers=self._workers)
-        # Augmented views have the size of training, which the size of evaluation may differ from. Boxes of any size are
-        # taken from the larger image, which has more to show.
+        # Training may use a different image size than evaluation. Random boxes are cut from the larger of the two.
         view = preprocess.eval_view
         if augment != "none":
             resize = max(preprocess.resize, view.resize or 0) if augment == "resized-crop" else preprocess.resize
@@ -143,7 +142,7 @@ class Feeds:
             return None
         paths, side = split.items.paths, view.resize
         if (paths, side) not in self._caches:
-            # Held-out images are part of the training half: no need to decode and cache them twice.
+            # Held-out images are part of the training half: do not decode and cache them twice.
             for cache in self._caches.values():
                 if cache is not None and cache.short_side == side and cache.rows.keys() >= set(paths):
                     return cache
@@ -158,7 +157,7 @@ class Feeds:
         uncached = not self.frozen or not self._cache_bytes or isinstance(split.items, Vectors)
         if uncached or not self._encoder.backbone.cacheable:
             return None
-        # Ranks must agree, and the free disk space changes while they look at it.
+        # The first rank decides: free disk space may change between two looks at it.
         needed, fits_budget = dist.from_main(
             lambda: cache_size(self._encoder, split, reading, self.frozen, views, self._cache_bytes)
         )
@@ -182,7 +181,7 @@ class Feeds:
 
 
 def item_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
-    """A feed that reads items anew in every epoch."""
+    """A feed that reads the items in every epoch."""
     check_items(encoder, split)
 
     def prepare(batch: Any) -> Inputs:
@@ -200,7 +199,7 @@ def item_feed(encoder: Encoder, split: Split, reading: Reading) -> Feed:
 
 
 def check_items(encoder: Encoder, split: Split) -> None:
-    """UserError unless ``encoder`` takes the items of ``split``."""
+    """UserError unless ``encoder`` takes items like those of ``split``."""
     if encoder.takes != split.kind:
         raise UserError(
             f"the encoder ({encoder.config.backbone}) takes {encoder.takes}s, but the data are {split.kind}s"
@@ -223,9 +222,9 @@ def cached_feed(
 ) -> Feed:
     """A feed of cached outputs of the first ``frozen`` stages, computed once for ``views`` views of each item.
 
-    View v of an image is what `item_feed` would show in epoch v; each epoch draws one view of each row, by ``seed``.
-    There is one file per view in the cache directory: an interrupted run continues where it stopped, and runs that
-    differ only in what they do with the features share them.
+    View v of an image is what `item_feed` reads in epoch v; in each epoch ``seed`` chooses one view of each row. The
+    cache directory has one file per view: an interrupted run continues where it stopped, and runs that use the
+    same features share them.
     """
     feed, rows = item_feed(encoder, split, reading), []
     for view, path in enumerate(_files(encoder, split, reading, frozen, views)):
@@ -254,7 +253,7 @@ def cached_feed(
 def cache_size(
     encoder: Encoder, split: Split, reading: Reading, frozen: int, views: int, budget: float
 ) -> tuple[int, bool]:
-    """Bytes that `cached_feed` stores, and whether they fit ``budget`` and what is missing fits the free disk."""
+    """Bytes that `cached_feed` stores, and whether they fit ``budget`` and the free disk space."""
     ((example, _),) = item_feed(encoder, split, reading).batches([np.zeros(1, dtype=np.int64)], 0)
     one = _run_frozen(encoder, example.to(encoder.device), frozen=frozen, reading=reading)
     view = one.numel() * one.element_size() * len(split)
@@ -275,17 +274,17 @@ def embed_feed(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) ->
 @torch.no_grad()
 def feature_rows(encoder: Encoder, feed: Feed) -> Float[Tensor, "items features"]:
     """The pooled backbone features of every item, in order, before layer norm and head."""
-    run = partial(encoder.eval().fast().features_from, first=feed.first)
+    run = partial(encoder.eval().fast().features, first=feed.first)
     return torch.cat([outputs.float().cpu() for outputs in _in_order(encoder, feed, run)])
 
 
 def embed_together(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -> Float[Tensor, "items dim"]:
-    """`embed_feed` shared out over the ranks: the same result, to the last bit, on every rank."""
+    """`embed_feed` divided over the ranks; the result is bit-identical on every rank."""
     return dist.gather_rows(embed_share(encoder, feed, progress=progress))
 
 
 def embed_share(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -> Float[Tensor, "share dim"]:
-    """This rank's rows of `embed_feed`: ranks share out whole batches."""
+    """This rank's rows of `embed_feed`; ranks divide whole batches among themselves."""
     shared = dist.share(-(-len(feed) // EMBEDDING_BATCH))
     rows = np.arange(shared.start * EMBEDDING_BATCH, min(shared.stop * EMBEDDING_BATCH, len(feed)))
     part = feed if len(rows) == len(feed) else feed.only(rows, feed.labels[rows])
@@ -295,7 +294,7 @@ def embed_share(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -
 def _in_order(
     encoder: Encoder, feed: Feed, run: Callable[[Tensor], Tensor], progress: Progress = _silent, epoch: int = 0
 ) -> Iterator[Tensor]:
-    """What ``run`` makes of each batch of ``feed``."""
+    """The output of ``run`` for each batch of ``feed``."""
     done = 0
     for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), epoch):
         yield run(inputs.to(encoder.device))
@@ -307,12 +306,12 @@ def _in_order(
 def _run_frozen(encoder: Encoder, inputs: Inputs, *, frozen: int, reading: Reading) -> Tensor:
     """Pooled features if the whole backbone is frozen, else a feature map.
 
-    Maps of augmented views are cached in half precision: half the disk, and a rounding error far below what the
-    augmentation changes. Eval features keep full precision, so that cached and direct evaluation agree.
+    Feature maps of augmented views are stored in half precision, whose rounding error is far smaller than the effect of
+    the augmentation. Evaluation features keep full precision, so that cached and direct evaluation agree.
     """
     if frozen == encoder.num_stages:
         return encoder.features(inputs).cpu().contiguous()
-    outputs = encoder.run_trunk(inputs, frozen).cpu().contiguous()
+    outputs = encoder.backbone.run(inputs, 0, frozen).cpu().contiguous()
     return outputs if reading.is_eval else outputs.half()
 
 

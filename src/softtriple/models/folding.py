@@ -1,10 +1,9 @@
-"""The same network, computed faster: batch norms with fixed statistics folded into the convolutions before them.
+"""A faster view of a network: batch norms with fixed statistics are folded into the preceding convolutions.
 
 With running mean μ, variance σ², scale γ and shift β, the batch norm of a convolution with weight w and bias b is a
-convolution with weight w·s and bias β + (b − μ)·s, where s = γ / √(σ² + ε). Computing s touches the weights, which are
-few, instead of the feature maps, which are many, in the forward and in the backward pass. On a CPU, depthwise
-convolutions with a stride or a kernel larger than 3 compute in float32 under autocast: in bfloat16 their backward pass
-takes several times as long.
+convolution with weight w·s and bias β + (b − μ)·s, where s = γ / √(σ² + ε). Forward and backward then scale the weights
+instead of the much larger feature maps. On a CPU, depthwise convolutions with a stride or a kernel larger than 3 run in
+float32 under autocast, because their backward pass in bfloat16 takes several times as long.
 """
 
 import copy
@@ -19,14 +18,14 @@ from torch import Tensor, nn
 Module = TypeVar("Module", bound=nn.Module)
 Pairs = tuple[tuple[str, str], ...]
 
-# Places of the maps of a batch for each weight of an output channel; with fewer, folding costs what it saves.
+# Positions in the feature maps of a batch per weight of an output channel; with fewer, folding does not pay off.
 FEWEST_PLACES = 2
 
 
 class FastConvolution(nn.Module):
-    """A convolution and the batch norm after it, if any: one convolution if statistics are fixed and maps are large.
+    """A convolution and its batch norm, if any, as one convolution where statistics are fixed and maps are large.
 
-    The weight is folded in each call, so that both modules can be trained, and are never out of date.
+    Weights are folded in each call, so both modules can still be trained.
     """
 
     def __init__(self, conv: nn.Conv2d, norm: nn.BatchNorm2d | None) -> None:
@@ -34,7 +33,7 @@ class FastConvolution(nn.Module):
         self.conv, self.norm = conv, norm
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Float[Tensor, "batch out rows columns"]:
-        """The normalised feature map; an activation that belongs to the norm is applied as well."""
+        """The normalised feature map, after the activation if that is part of the norm."""
         norm: Any = self.norm
         if norm is None or norm.training or not _saves(self.conv, x):
             output = _convolve(self.conv, x, self.conv.weight, self.conv.bias)
@@ -46,7 +45,7 @@ class FastConvolution(nn.Module):
 def folded_weights(
     conv: nn.Conv2d, norm: nn.BatchNorm2d
 ) -> tuple[Float[Tensor, "out channels rows columns"], Float[Tensor, " out"]]:
-    """Weight and bias of the convolution that ``conv`` and then ``norm`` amount to, differentiable by theirs."""
+    """Weight and bias of a convolution equal to ``conv`` followed by ``norm``; differentiable."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
@@ -64,9 +63,9 @@ def _convolve(conv: nn.Conv2d, x: Tensor, weight: Tensor, bias: Tensor | None) -
 
 
 def find_pairs(network: nn.Module, inputs: Tensor) -> Pairs:
-    """Names of the convolutions in ``network`` whose output goes to a batch norm and nowhere else, and of these norms.
+    """Names of convolutions in ``network`` whose output is only used by a batch norm, with the name of that norm.
 
-    Runs the network once and reads the graph of its gradient, so that it takes no knowledge of the network's code.
+    Found in the autograd graph of one forward pass, so it works for any network.
     """
     calls: Counter[str] = Counter()
     convolutions: dict[Any, str] = {}
@@ -101,7 +100,7 @@ def find_pairs(network: nn.Module, inputs: Tensor) -> Pairs:
 
 
 def fast_view(network: Module, pairs: Pairs) -> Module:
-    """``network`` with its ``pairs`` folded, in the same mode; all parameters and buffers are those of ``network``."""
+    """``network`` with its ``pairs`` folded, in the same mode; parameters and buffers are shared."""
     replaced: dict[str, nn.Module] = {
         name: FastConvolution(module, None)
         for name, module in network.named_modules()
@@ -130,7 +129,7 @@ def _with_modules(module: Module, replaced: Mapping[str, nn.Module]) -> Module:
 
 
 def _uses(root: Any) -> Counter[Any]:
-    """How many nodes of the graph of a gradient take the output of each node."""
+    """The number of nodes of an autograd graph that use the output of each node."""
     uses: Counter[Any] = Counter()
     waiting, seen = [root], {root}
     while waiting:

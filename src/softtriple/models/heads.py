@@ -1,9 +1,9 @@
-"""Where a linear head starts: closed-form maps of features, found in seconds and without a gradient step.
+"""Closed-form initialisation of a linear head from features, in seconds and without a gradient step.
 
-Directions in which items of one class differ are shrunk by within-class whitening, ``W = S^(-power/2)`` with ``S`` the
-within-class covariance; then the principal components of the whitened features are kept. Power 0 is plain PCA. Fewer
-items than ``dim`` span fewer components: random directions perpendicular to them make up the rest, because items of
-other classes also differ where those at hand do not.
+Within-class whitening, ``W = S^(-power/2)`` with ``S`` the within-class covariance, shrinks the directions in which
+items of one class differ; the head then keeps the principal components of the whitened features. Power 0 is plain PCA.
+Fewer items than ``dim`` span fewer components; random directions perpendicular to them fill up the rest, because items
+of other classes may differ in directions in which these do not.
 """
 
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from softtriple.errors import UserError
 
-# Relative to the mean variance: directions with less are not amplified further.
+# Relative to the mean variance; smaller variances are not amplified further.
 _SMALLEST_VARIANCE = 1e-6
-# Eigenvectors of larger matrices are computed in float32, which takes a tenth of the time and is accurate enough.
+# Larger matrices are decomposed in float32, which takes a tenth of the time and is accurate enough.
 _MOST_DOUBLE = 512
 
 Head = tuple[Float[Tensor, "dim features"], Float[Tensor, " dim"]]
@@ -27,12 +27,12 @@ class Start(NamedTuple):
 
     power: float = 0.5
     shrinkage: float = 0.3
-    center: bool = True  # whether the mean of the features is subtracted
-    standardize: bool = False  # whether columns are divided by their standard deviation first
+    center: bool = True  # subtract the mean of the features
+    standardize: bool = False  # divide features by their standard deviation first
 
 
 class Spread(NamedTuple):
-    """Variances and directions of the within-class covariance, from which every whitening of them follows."""
+    """Eigenvalues and eigenvectors of the within-class covariance."""
 
     variances: Float[Tensor, " features"]
     directions: Float[Tensor, "features features"]
@@ -60,7 +60,7 @@ def within_class_spread(features: Float[Tensor, "items features"], labels: Int[T
 def pca_head(features: Float[Tensor, "items features"], dim: int) -> Head:
     """Weight and bias of the projection on the ``dim`` principal components of ``features``, in float64.
 
-    A head that starts there keeps most of what the features distinguish; a random projection loses part of it.
+    Unlike a random projection, it preserves most of what the features distinguish.
     """
     check_width(features, dim)
     rows = features.double()
@@ -74,8 +74,8 @@ def closed_form_head(
 ) -> Head:
     """Weight and bias of the head ``start`` for these features.
 
-    The elements of the weight have a root mean square of 1/√features, as those of a random head do, so that a learning
-    rate means the same for every backbone.
+    The weight is scaled to a root mean square of 1/√features, as in random initialisation, so that a learning rate
+    means the same for every backbone.
     """
     if not (start.power >= 0 and 0 <= start.shrinkage <= 1):
         raise UserError(
@@ -95,7 +95,7 @@ def closed_form_head(
 
 
 def column_scale(rows: Float[Tensor, "items features"], start: Start) -> Float[Tensor, " features"]:
-    """What each column is multiplied by before whitening: one over its standard deviation, or 1."""
+    """The factor of each feature before whitening: one over its standard deviation, or 1."""
     if not start.standardize or len(rows) < 2:
         return torch.ones(rows.shape[1], dtype=rows.dtype)
     deviations = rows.std(dim=0)
@@ -109,7 +109,7 @@ def check_width(features: Float[Tensor, "items features"], dim: int) -> None:
 
 
 def principal_components(rows: Float[Tensor, "items features"], dim: int) -> Float[Tensor, "dim features"]:
-    """The ``dim`` directions in which ``rows`` differ most, orthonormal, completed by random ones if rows are few."""
+    """The first ``dim`` principal components of ``rows``, filled up with random directions if rows are too few."""
     centered = rows - rows.mean(dim=0)
     _, directions = _eigh(centered.T @ centered)
     components = directions[:, -min(dim, max(len(rows) - 1, 1)) :].flip(1)
@@ -118,7 +118,7 @@ def principal_components(rows: Float[Tensor, "items features"], dim: int) -> Flo
         return components.T
     generator = torch.Generator().manual_seed(0)
     others = torch.randn(len(components), missing, dtype=rows.dtype, generator=generator)
-    # Twice, because one subtraction leaves rounding errors that the QR decomposition would amplify.
+    # Twice, because the QR decomposition would amplify the rounding errors of the first subtraction.
     for _ in range(2):
         others = others - components @ (components.T @ others)
     return torch.cat([components, torch.linalg.qr(others).Q], dim=1).T

@@ -1,6 +1,6 @@
-"""What `Encoder.embed` takes, as batches for `Encoder.prepare`: images, vectors or texts in any form.
+"""The input of `Encoder.embed`, images, vectors or texts in any form, as batches for `Encoder.prepare`.
 
-Images get the evaluation view, so that a picture has the same embedding wherever it comes from.
+Images are resized and cropped as in evaluation, so that an image has the same embedding wherever it comes from.
 """
 
 import itertools
@@ -14,12 +14,12 @@ from jaxtyping import Float, Num, UInt8
 from PIL import Image
 from torch import Tensor
 
-from softtriple.data.images import View, center_crop, decode_image, resize_short_side, to_rgb
+from softtriple.data.images import View, array_to_rgb, center_crop, decode_image, resize_short_side, to_rgb
 from softtriple.errors import UserError
 from softtriple.models.preprocess import Preprocess, TextPreprocess
 
 Pixels = UInt8[np.ndarray, "height width 3"] | UInt8[np.ndarray, "height width"]
-# Lists are Sequence[Any] and checked item by item: the message then says which item is wrong, and why.
+# Lists are Sequence[Any] and checked item by item, so that the message says which item is wrong, and why.
 Images = str | os.PathLike[str] | Image.Image | Pixels | Tensor | Sequence[Any]
 Vectors = np.ndarray | Tensor | Sequence[Any]
 Texts = str | Sequence[Any]
@@ -49,7 +49,7 @@ def input_batches(
 def example_input(
     preprocess: Preprocess | TextPreprocess | None, in_features: int | None, count: int = 1
 ) -> Num[Tensor, "count ..."]:
-    """Network input of ``count`` blank items, for its shape and type."""
+    """Network input for ``count`` blank items, to learn its shape and type."""
     if preprocess is None:
         return torch.zeros(count, in_features or 1)
     if isinstance(preprocess, Preprocess):
@@ -74,7 +74,7 @@ def _rows(vectors: Any, in_features: int | None) -> np.ndarray:
 def _images(images: Any) -> Any:
     """``images`` as something to iterate over; a single image becomes a list of one."""
     if isinstance(images, Tensor):
-        # One image of torchvision, or three grey ones.
+        # Channels first, as in torchvision; or three grey images.
         if images.ndim == 3 and images.shape[0] == 3 and images.shape[2] != 3:
             raise UserError(f"images: expected a tensor of height×width×3, got {_shape(images)}; use permute(1, 2, 0)")
         images = images.numpy(force=True)
@@ -91,11 +91,7 @@ def _rgb(image: Any, name: str) -> Image.Image:
         return to_rgb(image, name)
     if not isinstance(image, np.ndarray | Tensor):
         raise UserError(f"{name}: expected a path, a Pillow image or an array, got {type(image).__name__}")
-    pixels = image.numpy(force=True) if isinstance(image, Tensor) else image
-    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
-        got = f"{pixels.dtype} of {_shape(pixels)}"
-        raise UserError(f"{name}: expected uint8 of height×width×3 (or height×width), got {got}")
-    return to_rgb(Image.fromarray(pixels), name)
+    return array_to_rgb(image.numpy(force=True) if isinstance(image, Tensor) else image, name)
 
 
 def _eval_pixels(image: Image.Image, view: View) -> UInt8[np.ndarray, "size size 3"]:

@@ -1,7 +1,7 @@
-"""LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685): train low-rank changes of the attention projections only.
+"""LoRA (Hu et al. 2021, https://arxiv.org/abs/2106.09685): train low-rank updates of the attention projections only.
 
-The weights of a transformer stay as they are, and each projection of queries, keys and values gets
-``SCALE * up @ down`` added, of rank `RANK`. Saved weights have the sum, so that loading needs nothing of this.
+The weights of the transformer are frozen; each projection to queries, keys and values gets ``SCALE * up @ down`` added,
+of rank `RANK`. Saved weights contain the sum, so a loaded encoder has no trace of LoRA.
 """
 
 from jaxtyping import Float
@@ -11,14 +11,14 @@ from softtriple.errors import UserError
 
 RANK = 16
 SCALE = 2.0
-# Names of projections in timm and transformers: of queries, keys and values, alone or in one.
+# Names of the projections in timm and transformers, separate or combined.
 _QUERIES = ("qkv", "Wqkv", "query_key_value", "q", "query", "q_proj", "q_lin")
 _KEYS_AND_VALUES = ("kv", "k", "key", "k_proj", "k_lin", "v", "value", "v_proj", "v_lin")
 PROJECTIONS = frozenset({*_QUERIES, *_KEYS_AND_VALUES})
 
 
 class LowRank(nn.Module):
-    """A linear layer plus a product of two small matrices, which starts at zero."""
+    """A linear layer plus a low-rank update, initially zero."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -32,27 +32,27 @@ class LowRank(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight of the sum."""
+        """The updated weight."""
         return self.linear.weight + SCALE * self.up @ self.down
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias, which is not changed."""
+        """The bias, which has no update."""
         return self.linear.bias
 
     def forward(self, x: Float[Tensor, "... in_features"]) -> Float[Tensor, "... out_features"]:
-        """The output of the linear layer with the sum as its weight."""
+        """The output of the linear layer with the updated weight."""
         output: Tensor = self.linear(x) + SCALE * (x @ self.down.T @ self.up.T)
         return output
 
 
 def add_low_rank(network: nn.Module, name: str) -> None:
-    """Add low-rank changes to the attention projections of ``network``, called ``name``."""
+    """Add low-rank updates to the attention projections of ``network``, which messages call ``name``."""
     layers = [
         (module, child, layer)
         for module in network.modules()
         for child, layer in module.named_children()
-        # Subclasses are used in other ways, such as the output projection of nn.MultiheadAttention.
+        # Subclasses have other uses, such as the output projection of nn.MultiheadAttention.
         if child in PROJECTIONS and type(layer) is nn.Linear
     ]
     if not layers:
@@ -62,7 +62,7 @@ def add_low_rank(network: nn.Module, name: str) -> None:
 
 
 def freeze_all_but_low_rank(network: nn.Module) -> None:
-    """Let only what `add_low_rank` added be trained."""
+    """Freeze everything but the low-rank updates."""
     network.requires_grad_(False)
     for layer in network.modules():
         if isinstance(layer, LowRank):
@@ -71,7 +71,7 @@ def freeze_all_but_low_rank(network: nn.Module) -> None:
 
 
 def merge_low_rank(network: nn.Module) -> None:
-    """Make linear layers of what `add_low_rank` added, with the sums as weights."""
+    """Replace layers with low-rank updates by linear layers with the updated weights."""
     for module in list(network.modules()):
         for child, layer in list(module.named_children()):
             if isinstance(layer, LowRank):
@@ -80,7 +80,7 @@ def merge_low_rank(network: nn.Module) -> None:
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state dict of ``module`` as it would be after `merge_low_rank`."""
+    """The state dict that ``module`` would have after `merge_low_rank`."""
     state: dict[str, Tensor] = dict(module.state_dict())
     for name, layer in module.named_modules():
         if isinstance(layer, LowRank):

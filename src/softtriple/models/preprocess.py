@@ -1,4 +1,4 @@
-"""How 8-bit images or texts become the input that a network's weights expect."""
+"""Preprocessing: from 8-bit images or texts to the input that a network's weights expect."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from softtriple.errors import UserError
 
 # ITU-R BT.601, as in Pillow's convert("L").
 _LUMA = (0.299, 0.587, 0.114)
-# No network needs more; a damaged description must not exhaust the memory.
+# No network needs more; a corrupt encoder.json must not exhaust the memory.
 MAX_SIDE = 8192
 
 
@@ -22,8 +22,8 @@ class Preprocess:
 
     Calling it turns RGB images, already cropped to ``size`` by ``size``, into network input:
     ``(value * peak / 255 - mean) / std`` for each channel, in the order of ``channels``.
-    ``resize`` is the short side of an image before it is cropped. ``eval_size``, if it is not ``None``, takes the place
-    of ``size`` in evaluation, and the short side changes in proportion.
+    ``resize`` is the short side of an image before it is cropped. ``eval_size`` replaces ``size`` in evaluation, and
+    the short side changes in proportion.
     """
 
     size: int
@@ -53,12 +53,12 @@ class Preprocess:
 
     @property
     def eval_view(self) -> View:
-        """What the network sees of an image in evaluation: the short side resized, the centre cropped."""
+        """The view of an image in evaluation: short side resized, centre cropped."""
         evaluated = self.at_size(self.eval_size or self.size)
         return View(size=evaluated.size, resize=evaluated.resize)
 
     def at_size(self, size: int) -> "Preprocess":
-        """The same for images of another ``size``; the short side changes in proportion."""
+        """The same preprocessing at another ``size``; the short side changes in proportion."""
         return replace(self, size=size, resize=round(size * self.resize / self.size))
 
     def __call__(self, images: UInt8[Tensor, "batch height width 3"]) -> Float[Tensor, "batch channels height width"]:
@@ -81,7 +81,7 @@ IMAGENET = Preprocess(
 
 @runtime_checkable
 class TextPreprocess(Protocol):
-    """Turns texts into network input; ours are frozen dataclasses whose compared fields describe them."""
+    """A function from texts to network input."""
 
     def __call__(self, texts: list[str]) -> Int64[Tensor, "texts ..."]:
         """A row of numbers for each text."""

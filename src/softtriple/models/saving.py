@@ -1,4 +1,4 @@
-"""The folder of a saved encoder: model.safetensors, encoder.json and the files that its backbone is built from."""
+"""The folder of a saved encoder: model.safetensors, encoder.json and any files needed to build its backbone."""
 
 import hashlib
 import importlib.metadata
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, first_line
 from softtriple.files import atomic_write, write_text
 from softtriple.models.description import FORMAT, Description, EncoderConfig, identity, read_description
 from softtriple.models.lora import merged_state
@@ -49,10 +49,9 @@ def write_encoder(
     class_names: tuple[str, ...],
     files: Mapping[str, str],
 ) -> None:
-    """Write an encoder to ``folder``, each file in one step.
+    """Write an encoder to ``folder``, each file atomically.
 
-    encoder.json comes last and holds the checksums of the others, so that it is never read with those of another
-    encoder.
+    encoder.json is written last and contains the checksums of the other files, so a mixture of two encoders is noticed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(folder / _WEIGHTS) as temporary:
@@ -75,7 +74,7 @@ def write_encoder(
 
 
 def open_encoder(folder: str | os.PathLike[str]) -> SavedEncoder:
-    """The encoder in ``folder``, or in the ``encoder`` folder of the run directory ``folder``; weights are not read."""
+    """Read the encoder.json in ``folder``, or in the run directory ``folder``, but not the weights."""
     inner = Path(folder) / "encoder"
     folder = inner if inner.is_dir() else Path(folder)
     for name in (_DESCRIPTION, _WEIGHTS):
@@ -86,18 +85,18 @@ def open_encoder(folder: str | os.PathLike[str]) -> SavedEncoder:
 
 
 def load_encoder(saved: SavedEncoder, build: Callable[[], Module]) -> Module:
-    """The module that ``build`` makes, with the weights of ``saved``; UserError if they do not fit it."""
+    """The module that ``build`` returns, with the weights of ``saved``; UserError if they do not fit."""
     description, weights = saved.folder / _DESCRIPTION, saved.folder / _WEIGHTS
     try:
-        # The meta device allocates nothing, so a description that does not fit the weights costs no memory.
+        # The meta device allocates nothing, so a corrupt description cannot exhaust the memory.
         with torch.device("meta"):
             encoder = build()
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{description}: no encoder can be built from it ({error})") from error
+        raise UserError(f"{description}: no encoder can be built from this file ({first_line(error)})") from error
     check_fit(encoder, read_shapes(weights), str(weights))
     if saved.description.sha256 != sha256_of(weights):
         raise UserError(f"{weights}: damaged, or not the weights that {_DESCRIPTION} belongs to")
-    if has_unsaved_buffers(encoder):  # some networks of libraries: only their constructor knows the values
+    if has_unsaved_buffers(encoder):  # only the constructor knows their values
         encoder = build()
     allocate(encoder)
     encoder.load_state_dict(read_tensors(weights))
@@ -105,14 +104,14 @@ def load_encoder(saved: SavedEncoder, build: Callable[[], Module]) -> Module:
 
 
 def fingerprint(tensors: Mapping[str, Tensor], config: EncoderConfig, preprocess: Any) -> str:
-    """A hash of all that decides the embeddings."""
+    """A hash of everything that determines the embeddings."""
     digest = hashlib.sha256(tensors_as_bytes(tensors))
     digest.update(json.dumps(identity(config, preprocess), sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
 
 def separate_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The state of ``module`` as separate contiguous tensors; safetensors refuses to write tied ones."""
+    """The state of ``module`` as separate contiguous tensors; safetensors cannot write tied ones."""
     tensors: dict[str, Tensor] = {}
     storages = set()
     for name, tensor in merged_state(module).items():

@@ -1,4 +1,4 @@
-"""Which part of a network is trained: the head, the last stages, all of it, or low-rank changes."""
+"""Which part of a network is trained: the head, the last stages, everything, or low-rank updates."""
 
 import re
 
@@ -15,7 +15,7 @@ def check_trainable(part: str) -> None:
 
 
 def count_frozen(part: str, stages: int, backbone: str) -> int:
-    """How many of the ``stages`` of ``backbone`` are frozen if ``part`` is trained.
+    """The number of frozen stages of ``backbone``, which has ``stages``, if ``part`` is trained.
 
     Example:
         >>> count_frozen("head", 5, "a network"), count_frozen("last:2", 5, "a network"), count_frozen("all", 5, "it")

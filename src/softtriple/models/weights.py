@@ -1,4 +1,4 @@
-"""Weight files: read without unpickling, and checked against the network before anything is loaded."""
+"""Weight files: read without unpickling code, and checked against the network before loading."""
 
 import hashlib
 import re
@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor, nn
 
-from softtriple.data.fetch import DownloadError, Progress, RemoteFile, fetch
+from softtriple.data.download import DownloadError, Progress, RemoteFile, fetch
 from softtriple.errors import UserError
 
 _METADATA = {"format": "pt"}
@@ -24,8 +24,8 @@ class MissingFileError(UserError, FileNotFoundError):
 def read_weights(source: str) -> dict[str, Tensor]:
     """The tensors of a PyTorch or safetensors file, given by path or by http(s) URL.
 
-    A URL is downloaded once, into PyTorch's cache directory. If the file name ends in the beginning of the file's
-    SHA-256, as in ``bn_inception-52deb4733.pth``, the content is checked against it. Only tensors are unpickled.
+    A URL is downloaded once, into PyTorch's cache directory. If the file name ends in the start of a SHA-256, as in
+    ``bn_inception-52deb4733.pth``, the content is verified. Only tensors are unpickled.
     """
     path = download_weights(source) if is_url(source) else check_weights_file(source)
     expected = _checksum_in_name(path.name)
@@ -36,7 +36,7 @@ def read_weights(source: str) -> dict[str, Tensor]:
         return read_tensors(path)
     try:
         weights = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged archives raise whatever their reader meets first
+    except Exception as error:  # damaged files raise many types
         raise UserError(f"{path}: not a readable PyTorch weight file") from error
     if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
         raise UserError(f"{path}: not a state dict, which maps names to tensors")
@@ -51,9 +51,9 @@ def check_weights_file(path: str) -> Path:
 
 
 def load_exactly(module: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load ``weights`` into ``module``; names and shapes must match, and errors name ``source``.
+    """Load ``weights`` into ``module``; names and shapes must match. Errors name ``source``.
 
-    The step counters of batch norm may be missing, as they are in old files.
+    Old files may lack the step counters of batch norm.
     """
     counters = {name: value for name, value in module.state_dict().items() if name.endswith(".num_batches_tracked")}
     complete = {**counters, **weights}
@@ -62,7 +62,7 @@ def load_exactly(module: nn.Module, weights: Mapping[str, Tensor], source: str) 
 
 
 def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], source: str) -> None:
-    """UserError unless ``shapes`` are the names and shapes of the tensors of ``module``."""
+    """UserError unless ``shapes`` has the names and shapes of the tensors of ``module``."""
     wanted = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     missing = [name for name in wanted if name not in shapes]
     unexpected = [name for name in shapes if name not in wanted]
@@ -74,14 +74,14 @@ def check_fit(module: nn.Module, shapes: Mapping[str, Sequence[int]], source: st
 
 
 def allocate(module: nn.Module) -> None:
-    """Give memory to the parameters and buffers on the meta device."""
+    """Allocate the parameters and buffers that are on the meta device."""
     for part in module.modules():
         if any(tensor.is_meta for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))):
             part.to_empty(device="cpu", recurse=False)
 
 
 def has_unsaved_buffers(module: nn.Module) -> bool:
-    """Whether a buffer on the meta device is not in the state dict: only its constructor knows the values."""
+    """Whether a buffer on the meta device is not in the state dict, so that loading would not fill it."""
     saved = module.state_dict().keys()
     return any(buffer.is_meta and name not in saved for name, buffer in module.named_buffers())
 
@@ -94,7 +94,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file(dict(tensors), path, metadata=_METADATA)
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written ({error})") from error
-    path.chmod(mode)  # safetensors renames a temporary file that only its owner may read
+    path.chmod(mode)  # safetensors writes files that only their owner may read
 
 
 def tensors_as_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -133,7 +133,7 @@ def is_url(source: str) -> bool:
 def downloaded_file(url: str) -> Path:
     """Where the weight file at ``url`` is cached, below PyTorch's cache directory.
 
-    A name that carries its checksum identifies the content; other files get a folder for each URL.
+    Files without a checksum in their name get a folder of their own for each URL.
     """
     folder, name = Path(torch.hub.get_dir()) / "checkpoints", url.rsplit("/", 1)[-1]
     return folder / name if _checksum_in_name(name) else folder / hashlib.sha256(url.encode()).hexdigest()[:16] / name

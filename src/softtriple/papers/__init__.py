@@ -1,1 +1,1 @@
-"""The SoftTriple paper: published numbers, a recipe for each table row, the targets of `softtriple reproduce`, HDC."""
+"""The experiments of the SoftTriple paper: published numbers, a recipe per table row, and `softtriple reproduce`."""

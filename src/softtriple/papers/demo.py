@@ -1,4 +1,4 @@
-"""The whole path in about a minute: SoftTriple and the single-centre softmax on rendered characters, side by side."""
+"""The demo: SoftTriple and a softmax with one centre per class on rendered characters, in about a minute."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ BUDGET = {"train.epochs": 4, "train.milestones": (3,), "train.batch_size": 64}
 
 
 def run(out: Path, reporter: Reporter, command: str) -> tuple[dict[str, Run], Path]:
-    """Train both methods with the same budget in ``out``; returns the runs and the page that shows them."""
+    """Train both methods for the same number of epochs in ``out``; returns the runs and their report page."""
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} already exists. Choose another --out.")
     start = time.monotonic()
@@ -41,7 +41,7 @@ def free_folder() -> Path:
 
 
 def table(runs: Mapping[str, Run]) -> str:
-    """The metrics of both methods, shares in per cent."""
+    """The metrics of both methods in per cent, as a table."""
     titles = ("R@1", "R@2", "R@4", "R@8", "MAP@R", "NMI", "centres per class")
     lines = [f"{'':<20}" + "".join(f"{title:>{len(title) + 3}}" for title in titles)]
     for name, run in runs.items():

@@ -1,4 +1,4 @@
-"""The drawings of the paper: functions from numbers to a Figure, in the style of `softtriple.report.charts`."""
+"""The figures of the paper: functions from numbers to a Figure, in the style of `softtriple.report.charts`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ WRONG = "#C62828"
 
 @dataclass(frozen=True, eq=False)
 class Circle:
-    """A panel of `draw_circles`: two-dimensional embeddings, their classes and the centres of these."""
+    """A panel of `draw_circles`: two-dimensional embeddings, their labels and the centres of their classes."""
 
     title: str
     points: Float[np.ndarray, "items 2"]
@@ -30,7 +30,7 @@ class Circle:
 
 
 def draw_curves(curves: Mapping[str, Mapping[str, Mapping[int, Number]]], *, xlabel: str, caption: str = "") -> Figure:
-    """Numbers in per cent by K: one panel per metric, one line per variant, error bars for the uncertainty."""
+    """Numbers in per cent by K: one panel per metric, one line per variant, with error bars."""
     with matplotlib.rc_context(STYLE):
         columns = min(2, len(curves))
         rows = -(-len(curves) // columns)
@@ -39,7 +39,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, Mapping[int, Number]]], *, xla
         for axes, (metric, variants) in zip(panels, curves.items(), strict=True):
             ticks = sorted({k for numbers in variants.values() for k in numbers})
             for place, (name, numbers) in enumerate(variants.items()):
-                # Side by side, so that the bars of one variant do not hide those of another.
+                # Side by side, so that error bars do not hide each other.
                 places = [ticks.index(k) + 0.06 * (place - (len(variants) - 1) / 2) for k in numbers]
                 reach = 100 * np.array([number.reach for number in numbers.values()]).reshape(-1, 2).T
                 color, dashes = line_style(place)
@@ -51,7 +51,7 @@ def draw_curves(curves: Mapping[str, Mapping[str, Mapping[int, Number]]], *, xla
             axes.set_xticks(range(len(ticks)), [str(k) for k in ticks])
             axes.set(xlabel=xlabel, ylabel=f"{metric}, per cent")
             axes.grid(axis="y")
-        # Inside a panel the legend would sooner or later cover a bar.
+        # Not inside a panel, where it could cover an error bar.
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2, frameon=False)
         if caption:
             figure.supxlabel(caption, fontsize=8, color="#444444")
@@ -59,13 +59,13 @@ def draw_curves(curves: Mapping[str, Mapping[str, Mapping[int, Number]]], *, xla
 
 
 def draw_queries(answers: Mapping[str, Sequence[Query]]) -> Figure:
-    """Queries and their neighbours by each method; a neighbour of another class has a red box and a cross."""
+    """Queries and their neighbours by each method; neighbours of another class get a red box and a cross."""
     first, *_ = answers.values()
     widths = [len(queries[0].neighbors) for queries in answers.values()]
     height = 0.9 * len(first) + 0.4
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(0.9 * (1 + sum(widths)) + 0.3 * len(widths), height))
-        # A gap of a third of a picture before the pictures of each method.
+        # A gap of a third of an image before the images of each method.
         ratios = [1.0, *(width for count in widths for width in (0.33, *[1.0] * count))]
         grid = figure.add_gridspec(
             len(first), len(ratios), width_ratios=ratios, left=0.01, right=0.99, bottom=0.01,
@@ -99,7 +99,7 @@ def draw_circles(panels: Sequence[Circle]) -> Figure:
             for label in np.unique(panel.labels):
                 color, marker = COLORS[label % len(COLORS)], MARKERS[label % len(MARKERS)]
                 points = panel.points[panel.labels == label]
-                # Points on one circle would hide each other: each class has its own ring, just outside.
+                # On one circle, points would hide each other: each class gets a ring of its own outside it.
                 ring = 1.08 + 0.09 * label
                 axes.plot(*(ring * points.T), marker, color=color, markersize=3.5, alpha=0.5, markeredgewidth=0)
                 for x, y in panel.centers[label]:
@@ -117,7 +117,7 @@ def _draw_picture(axes: Axes, picture: Picture) -> Axes:
     for spine in axes.spines.values():
         spine.set(visible=True, color="#bbbbbb", linewidth=0.5)
     if isinstance(picture, str):
-        # Characters that are not printable are not valid in an SVG file either.
+        # Unprintable characters are not valid in an SVG file.
         axes.text(0.5, 0.5, one_line(picture), ha="center", va="center", fontsize=7, wrap=True)
     else:
         axes.imshow(picture, interpolation="none", aspect="auto")

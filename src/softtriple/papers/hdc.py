@@ -1,7 +1,7 @@
 """HDC, hard-aware deeply cascaded embedding (Yuan et al., ICCV 2017): deeper heads learn from harder pairs.
 
-The embedding is the unit vectors of three heads at growing depth of the backbone, concatenated. Each head has a
-contrastive loss over the hardest share of the pairs of a batch.
+The embedding concatenates the unit vectors of three heads at increasing depth of the backbone. Each head has a
+contrastive loss over the hardest share of the pairs in a batch.
 """
 
 import math
@@ -40,8 +40,8 @@ HEADS = 3
 GRID = 4
 CHANNELS, HIDDEN = 128, 1024
 
-# Number of stages before each of the two shallow heads. In the image networks, after 4a and 4d as published, and after
-# the blocks of the same resolution in the others.
+# Number of stages before each of the two shallow heads: after 4a and 4d in BN-Inception, as published, and after blocks
+# of the same resolution in the other networks.
 TAPS = {
     "bn-inception": (6, 9),
     "efficientnet-lite0": (5, 6),
@@ -52,13 +52,13 @@ TAPS = {
 
 
 def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
-    """Train HDC as ``config`` says, or continue, in ``directory``; ``config.loss.options`` are those of `HDCLoss`."""
+    """Train HDC in ``directory``, or resume it; ``config.loss.options`` are the options of `HDCLoss`."""
     model = config.model
     if model.head_init == "pca":
         raise UserError("model.head_init = 'pca': HDC has no linear head; use random")
     with directory.opened(resume=True):
         benchmark = as_benchmark(config, reporter)
-        # The table of losses has no HDC: to `resolve` it is a module that the caller passes.
+        # HDC is not in the table of losses: `resolve` treats it like a module passed by the caller.
         config = directory.resume_config(replace(config, model=replace(model, head_init="random")))
         custom = resolve(replace(config, loss=LossConfig(name=f"{CUSTOM}HDCLoss")), benchmark, reporter)
         if custom.model.trainable == "auto":
@@ -87,26 +87,26 @@ def _prepare(config: Config, benchmark: Benchmark, reporter: Reporter) -> Prepar
 
 
 def build_hdc_encoder(config: EncoderConfig, class_names: Sequence[str] = ()) -> Encoder:
-    """The encoder with three heads on the backbone of ``config``; each head has a third of ``config.dim``."""
+    """An encoder with three heads on the backbone of ``config``; each head has a third of ``config.dim``."""
     backbone, head = _parts(config)
     return Encoder(replace(config, backbone=module_name(backbone)), class_names, backbone=backbone, head=head)
 
 
 def load_hdc_encoder(folder: str | os.PathLike[str], config: EncoderConfig) -> Encoder:
-    """The saved encoder that `build_hdc_encoder` made from ``config``."""
+    """Load an encoder that was built by `build_hdc_encoder` from ``config``."""
     backbone, head = _parts(replace(config, pretrained=False, weights=None))
     return Encoder.load(folder, backbone=backbone, head=head)
 
 
 class Tap(NamedTuple):
-    """The size of what a shallow head takes: numbers in each cell, and number of cells."""
+    """The input size of a shallow head."""
 
     channels: int
     cells: int
 
 
 class TappedBackbone(StagedNetwork):
-    """A backbone as one stage that returns the cells of two inner feature maps and the pooled last one, in one row."""
+    """A backbone as one stage whose output concatenates two inner feature maps, in cells, and the pooled last one."""
 
     def __init__(
         self, network: StagedNetwork, shallow: tuple[int, int], pooling: Pooling, in_features: int | None
@@ -124,7 +124,7 @@ class TappedBackbone(StagedNetwork):
         self.num_features = sum(tap.channels * tap.cells for tap in self.taps) + network.num_features
 
     def run_stage(self, index: int, x: Num[Tensor, "batch ..."]) -> Float[Tensor, "batch features"]:
-        """The cells of the shallow maps and the pooled features of the last."""
+        """The cells of the two inner maps and the pooled features of the last, concatenated."""
         rows, first = [], 0
         for count in self.shallow:
             x, first = self.network.run(x, first, count), count
@@ -133,16 +133,16 @@ class TappedBackbone(StagedNetwork):
 
 
 def in_cells(x: Float[Tensor, "batch channels ..."]) -> Float[Tensor, "batch features"]:
-    """A feature map averaged over a grid of cells, flattened; a vector counts as a map of one cell."""
+    """A feature map averaged over a grid of cells and flattened; a vector is a map with one cell."""
     return x if x.ndim == 2 else F.adaptive_avg_pool2d(x, GRID).flatten(1)
 
 
 class TappedHeads(nn.Module):
     """Two shallow heads with the authors' layers, and a linear head on the pooled features of the last map.
 
-    A shallow map has local features, so its head is a small network that sees where in the image something is.
-    The authors' dropout is left out: on held-out classes of glyphs R@1 after four epochs was 38 without and 11 with it.
-    Takes the rows of a `TappedBackbone`.
+    Shallow maps have local features, so their heads are small networks that see positions. The authors' dropout is left
+    out: on held-out classes of glyphs, R@1 after four epochs was 38 without and 11 with it. The input is the output of
+    a `TappedBackbone`.
     """
 
     def __init__(self, shallow: Sequence[Tap], features: int, dim: int) -> None:
@@ -176,8 +176,8 @@ def _parts(config: EncoderConfig) -> tuple[TappedBackbone, TappedHeads]:
         config.backbone, pretrained=config.pretrained, weights=config.weights, **config.backbone_options
     )
     stages = len(network.stage_names)
-    shallow = TAPS.get(config.backbone, (stages, stages))  # without inner stages all heads see the same features
-    if config.backbone == "mlp":  # its last three depths, of which the first may be the input
+    shallow = TAPS.get(config.backbone, (stages, stages))  # without inner stages all heads get the same features
+    if config.backbone == "mlp":  # its last three layers, or the input if there are fewer
         shallow = max(stages - 2, 0), max(stages - 1, 0)
     backbone = TappedBackbone(network, shallow, config.pooling, config.in_features)
     return backbone, TappedHeads(backbone.taps, network.num_features, config.dim)
@@ -186,23 +186,21 @@ def _parts(config: EncoderConfig) -> tuple[TappedBackbone, TappedHeads]:
 class HDCLoss(Loss):
     """Sum over the heads of a contrastive loss on all pairs of a batch, each head on its hardest share of them.
 
-    Positive and negative pairs are ranked separately, positive ones by decreasing distance and negative ones by
-    increasing distance, so that pairs without a loss are ranked as well. A head's loss is the sum over the pairs it
-    keeps, divided by the number of those with a loss.
+    Positive pairs are ranked by decreasing and negative pairs by increasing distance, separately, so that pairs without
+    a loss are ranked as well. A head's loss is the sum over the pairs it keeps, divided by the number of those with a
+    loss.
 
     Args:
-        num_classes: classes in the data; labels are 0 to ``num_classes - 1``.
+        num_classes, validate: as for every ``Loss``.
         embedding_size: width of all heads together; each has a third of it.
-        shares: what each head keeps of the pairs it ranks, from the first head to the last.
-        cascade: a head ranks only the pairs that the head before it has kept, as published; in the authors' code every
+        shares: share of the ranked pairs that each head keeps, from the first head to the last.
+        cascade: a head ranks only the pairs that the previous head has kept, as published; in the authors' code every
             head ranks all pairs.
-        margin: squared distance from which a negative pair has no loss.
+        margin: squared distance beyond which a negative pair has no loss.
         negative_factor: weight of negative pairs.
-        per_class: examples of each class in a batch.
-        validate: check the values of each batch (finite, labels in range). On a GPU that waits for the device.
+        per_class: examples per class that a batch should contain.
 
-    The part of each head is normalised. A batch of one example has the value 0; a batch of one class has positive
-    pairs only, and one of different classes negative pairs only.
+    The part of each head is normalised. A batch with a single example has the value 0.
     """
 
     def __init__(

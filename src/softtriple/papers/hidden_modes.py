@@ -1,8 +1,8 @@
-"""Hidden modes: trained on coarse labels only, do several centres find the classes inside them?
+"""Hidden modes: if training only sees coarse labels, do several centres find the finer classes within them?
 
-The data have fine labels that no loss sees: the character of an alphabet, the case of a letter. Training items are
-grouped by the nearest centre of their own class, and the groups are compared with the fine labels. Retrieval of the
-fine labels of unseen items of unseen classes shows whether separate modes make a better metric.
+The data have fine labels that are not used for training: the character of an alphabet, the case of a letter. Training
+items are grouped by the nearest centre of their class, and the groups are compared with the fine labels. Retrieval by
+fine label on unseen classes shows whether separate modes give a better metric.
 """
 
 import json
@@ -42,7 +42,7 @@ DRAWN = ("purity", "NMI", "AMI in class", "R@1 fine")
 
 @dataclass(frozen=True)
 class Modes:
-    """What the centres of one run find."""
+    """How well the centres of one run match the fine labels."""
 
     modes_per_class: float  # fine labels per class in the training data
     distinct_centers: float  # mean per class
@@ -56,7 +56,7 @@ class Modes:
 
 
 def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
-    """Centres against hidden classes for K = 1, 5 and 20, with and without the regulariser."""
+    """Centres compared with hidden classes for K = 1, 5 and 20, with and without the regulariser."""
     if study.benchmark is not None and study.benchmark.train.fine_labels is None:
         raise UserError(f"{study.data} has no fine labels. Use --data glyphs or --data omniglot-alphabets:PATH.")
     recipe = with_values(Config(), BUDGET)
@@ -66,20 +66,20 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
     for variant, values in modes.items():
         lines[variant.k] = (*lines.get(variant.k, ()), *_lines(variant, values, numbers[variant]))
     ran = [values for values in modes.values() if values]
-    hidden = f"{ran[0][0].modes_per_class:.1f} per training class, by fine labels that no loss sees" if ran else NOTHING
+    hidden = f"{ran[0][0].modes_per_class:.1f} per training class, by fine labels not trained on" if ran else NOTHING
     panels = {title: curves({variant: numbers[variant][title] for variant in numbers}) for title in DRAWN}
     caption = bars_caption(n for by_title in numbers.values() for n in by_title.values())
     return make_result(
         study,
         measured,
-        title="Hidden modes: what centres find inside the classes",
+        title="Hidden modes: what centres find within classes",
         columns=("centres", *SHARES),
         blocks=[Block(f"K = {k}", of_k) for k, of_k in lines.items()],
         notes=[
             "In per cent; centres: distinct centres per class.",
             "Purity and NMI compare training items grouped by the nearest centre of their class with their fine labels."
-            " K = 1 is what the class alone gives. Purity rises with the number of groups by itself; AMI in class, the"
-            " agreement inside each class, is 0 for random groups of any number.",
+            " K = 1 shows the class alone. Purity rises with the number of groups in any case; AMI in class, the"
+            " agreement within each class, is 0 for any number of random groups.",
             "R@1: unseen items of unseen classes.",
         ],
         numbers={
@@ -95,7 +95,7 @@ def make_hidden_modes(study: Study, wanted: Sequence[str] | None) -> Result:
 
 
 def modes_of(config: Config, directory: RunDir, reporter: Reporter) -> Modes:
-    """What the centres of a run find, computed once; the run is trained first if it is not finished."""
+    """`find_modes` of a run, computed once; the run is trained first if it is not finished."""
     file = directory.path / "hidden-modes.json"
     if file.exists() and directory.report_file.exists():
         return TypeAdapter(Modes).validate_json(file.read_bytes())
@@ -138,7 +138,7 @@ def purity(fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:
 
 
 def ami_in_class(labels: Int[Tensor, " items"], fine: Int[Tensor, " items"], groups: Int[Tensor, " items"]) -> float:
-    """AMI of groups and fine labels inside each class with several fine labels, weighted by its number of items.
+    """Mean AMI of groups and fine labels over classes with several fine labels, weighted by their number of items.
 
     Example:
         >>> labels, fine = torch.tensor([0, 0, 0, 0, 1]), torch.tensor([0, 0, 1, 1, 2])

@@ -1,4 +1,4 @@
-"""The tables of the paper as values, read from ``published.toml``."""
+"""The tables of the paper, read from ``published.toml``."""
 
 import tomllib
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ class DataSet:
 
     name: str
     title: str
-    usual: str  # the data source if it is in the folder it unpacks to
+    usual: str  # data source with the folder that its archive unpacks to
     source: str
 
 
@@ -33,7 +33,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table: rows and columns as printed."""
+    """A table with rows and columns as printed."""
 
     name: str
     caption: str

@@ -1,8 +1,8 @@
-"""How each row of the tables is trained: the settings that the paper states, and the protocols that change some.
+"""The configuration of each row of the tables: the settings in the paper, and protocols that change some of them.
 
-Every method gets the budget that the paper gives its own: the optimiser, batches of 32, 50 epochs. The options of a
-loss stay at their defaults, which are those of its own paper. Only HDC has the batch size of its authors, because with
-10 examples per class a batch of 32 contains too few classes. ``configs/`` has a file per row, written by
+Every method gets the budget of SoftTriple in the paper: the optimiser, batches of 32, 50 epochs. The options of a loss
+have their defaults, which are taken from its own paper. Only HDC has its authors' batch size, because with 10 examples
+per class a batch of 32 contains too few classes. ``configs/`` has a file per row, written by
 
     python -m softtriple.papers.recipes configs
 """
@@ -39,8 +39,8 @@ _SOP_SOFTTRIPLE: dict[str, Any] = {"loss.centers_per_class": 2, "loss.options.ta
 _HDC: dict[str, Any] = {"train.batch_size": 100}
 _SOP_HDC: dict[str, Any] = {"loss.options.per_class": 5}
 
-# What a protocol changes of the paper's settings. "head" is what a laptop can run: the features of a frozen backbone
-# are computed once and cached. "scratch" is for data other than photographs, for which there are no published weights.
+# The settings of the paper that a protocol changes. "head" runs on a laptop: the features of a frozen backbone are
+# computed once and cached. "scratch" is for data other than photographs, for which there are no pretrained weights.
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "head": {
         "model.backbone": "efficientnet-lite0",
@@ -56,7 +56,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 
 
 def recipe(table: PublishedTable, row: PublishedRow) -> Config:
-    """The configuration of a row, as the paper trains it."""
+    """The configuration of a row, as in the paper."""
     return with_values(Config(), _settings(table, row))
 
 

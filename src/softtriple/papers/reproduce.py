@@ -1,4 +1,4 @@
-"""One command for each table and figure of the paper: ``reproduce("table1", "cub:CUB_200_2011", Path("runs/cub"))``."""
+"""Every table and figure of the paper by name: ``reproduce("table1", "cub:CUB_200_2011", Path("runs/cub"))``."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from softtriple.training.loading import as_benchmark
 
 
 class Target(NamedTuple):
-    """How a target is made, and the settings that its rows differ in, which the user cannot change."""
+    """How to make a target, and the settings in which its rows differ, which the user cannot change."""
 
     make: Callable[[Study, Sequence[str] | None], Result]
     varies: tuple[str, ...] = ("loss.name",)
@@ -66,11 +66,11 @@ def reproduce(
     settings: Sequence[str] = (),
     reporter: Reporter,
 ) -> Reproduced:
-    """Make a table or figure of the paper in ``out``; finished runs there are read, others are trained.
+    """Make a table or figure of the paper in ``out``; finished runs there are reused, others are trained.
 
-    ``data`` is any data source; only ``illustration`` brings its own. ``rows`` selects rows; ``settings`` change every
-    run. ``protocol`` is for photographs: "full" is the paper's, "head" trains the head on cached features; by default
-    the device decides. If nothing can be run, the files are still written, and UserError says why.
+    ``data`` is any data source; ``illustration`` has its own. ``rows`` selects rows; ``settings`` apply to every run.
+    ``protocol`` is for photographs: "full" as in the paper, or "head" on cached features; the default depends on the
+    device. If nothing can be run, the files are still written, and UserError says why.
     """
     if target not in TARGETS:
         raise UserError(f"unknown target {target!r}; {did_you_mean(target, TARGETS)}")
@@ -105,7 +105,7 @@ def reproduce(
 
 
 def choose_protocol(data: str, benchmark: Benchmark | None, asked: str | None, *, on_gpu: bool) -> str:
-    """The protocol for the data: the one ``asked`` for, or for photographs "full" on a GPU and "head" on a CPU."""
+    """The protocol ``asked`` for; by default, for photographs, "full" on a GPU and "head" on a CPU."""
     if asked not in (None, "head", "full"):
         raise UserError(f"unknown protocol {asked!r}; {did_you_mean(asked, ('head', 'full'))}")
     if benchmark is None or isinstance(benchmark.train.items, ImageFiles):
@@ -127,7 +127,7 @@ def _check_settings(target: str, settings: Sequence[str]) -> None:
 
 
 def _load(data: str, settings: Sequence[str], out: Path) -> tuple[Benchmark | None, str]:
-    """The data, or why they are missing: there are still the published numbers and the runs that are finished."""
+    """The data, or why they are missing: published numbers and finished runs can be shown without them."""
     try:
         return as_benchmark(with_settings(Config(dataset=data), settings)), ""
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The runs behind a table or figure: trained once, continued if stopped, read when finished."""
+"""The runs behind a table or figure: trained once, resumed if interrupted, read when finished."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """What the runs of a target have in common."""
+    """The common settings of all runs of a target."""
 
     data: str
     out: Path
     reporter: Reporter
     seeds: int = 1
     protocol: str = "full"
-    settings: tuple[str, ...] = ()  # of the user; they change what recipe and protocol say
+    settings: tuple[str, ...] = ()  # of the user; they override recipe and protocol
     benchmark: Benchmark | None = None  # None: the data are missing, so only finished runs can be read
     lacking: str = ""  # why the data are missing
     advice: str = ""  # what to try if a file or package is missing
@@ -51,7 +51,7 @@ class Study:
 
 @dataclass(frozen=True)
 class Measured(Generic[T]):
-    """What was measured of a row, once per seed, and why seeds are missing if any are."""
+    """The values of a row, one per seed, and why seeds are missing, if any are."""
 
     values: tuple[T, ...] = ()
     lacking: str = ""
@@ -60,10 +60,10 @@ class Measured(Generic[T]):
 def measure(
     study: Study, recipes: Mapping[str, Config], look: Callable[[Config, RunDir, Reporter], T]
 ) -> dict[str, Measured[T]]:
-    """What ``look`` returns for every row and seed; a row that cannot be run gets a reason instead.
+    """The result of ``look`` for every row and seed, or the reason why a row cannot be run.
 
-    A finished run with other settings is not looked at. All rows use the same data and backbone, so a file or package
-    that is missing for one is not asked for again.
+    A finished run with other settings is not used. All rows use the same data and backbone, so if a file or package is
+    missing for one row, the others are not tried.
     """
     measured, lacking = {}, study.lacking
     for row, recipe in recipes.items():
@@ -123,7 +123,7 @@ def run_of(config: Config, directory: RunDir, reporter: Reporter) -> Run:
 
 
 def departures(asked: Config, used: Config) -> list[str]:
-    """The settings of ``used`` that are not as ``asked``; a setting asked as "auto" may have any value."""
+    """The settings of ``used`` that differ from ``asked``; "auto" matches any value."""
 
     def written(value: Any) -> str:
         return "the default" if value is None else json.dumps(value, ensure_ascii=False)
@@ -136,7 +136,7 @@ def departures(asked: Config, used: Config) -> list[str]:
 
 
 def nothing_ran(measured: Mapping[str, Measured[Any]]) -> str:
-    """Why no row at all was measured; empty if one was."""
+    """Why nothing was measured; empty if at least one row was."""
     return "" if any(row.values for row in measured.values()) else next(iter(measured.values())).lacking
 
 
@@ -162,7 +162,7 @@ def make_result(
     data: str = "",
     more_facts: Facts = (),
 ) -> Result:
-    """The result of a target, with how it was run and which rows are missing."""
+    """The result of a target, with the settings of its runs and notes on missing rows."""
     sheet = Sheet(
         title=title,
         facts=(*facts(study, measured, data), *more_facts),
@@ -174,7 +174,7 @@ def make_result(
 
 
 def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -> Facts:
-    """What was run, from the first finished row: the rows differ in their loss only."""
+    """The settings of the first finished row; the rows differ only in their loss."""
     notes = () if study.benchmark is None else study.benchmark.notes
     described = ("Data", data or "; ".join(notes) or study.data)
     changed = (("Changed", ", ".join(study.settings)),) if study.settings else ()

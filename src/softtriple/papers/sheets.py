@@ -1,4 +1,4 @@
-"""A sheet: a table with facts on how it was made, as plain text, Markdown and a self-contained HTML page."""
+"""Result sheets: a table with the settings behind it, as plain text, Markdown and a self-contained HTML page."""
 
 import statistics
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class Number(NamedTuple):
 
     @classmethod
     def of(cls, values: Iterable[float | None], interval: tuple[float, float] | None = None) -> "Number | None":
-        """The number made of one value per seed; ``interval`` belongs to a single value. None if there is no value."""
+        """From one value per seed; ``interval`` is used if there is a single value. None if there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -60,21 +60,21 @@ class Number(NamedTuple):
 
 
 def uncertainty_label(numbers: Iterable[Number | None]) -> str:
-    """What the uncertainty of these numbers is, as the label of a line."""
+    """The label of the uncertainty of these numbers."""
     seeds = max((len(number.values) for number in numbers if number is not None), default=1)
     return INTERVAL if seeds < 2 else f"± standard deviation of {seeds} seeds"
 
 
 def bars_caption(numbers: Iterable[Number | None]) -> str:
-    """What the error bars of a figure of these numbers show."""
+    """A caption for the error bars of these numbers."""
     label = uncertainty_label(numbers)
-    # Runs with the same test classes vary together: their bars may overlap although the runs differ.
+    # Runs on the same test classes vary together: bars may overlap although the difference is significant.
     shared = " over the choice of test classes, which all runs share" if label == INTERVAL else ""
     return f"bars: {label}{shared}"
 
 
 def as_json(number: Number | None) -> dict[str, Any] | None:
-    """The number for programs: shares, as in a report."""
+    """The number as JSON values: shares, as in a report."""
     return None if number is None else number._asdict()
 
 
@@ -108,7 +108,7 @@ class Sheet:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A finished target: its sheet, its numbers, its figure if it has one, and why nothing was run if nothing was."""
+    """A finished target: sheet, numbers, figure if there is one, and why nothing was run if so."""
 
     sheet: Sheet
     numbers: dict[str, Any] = field(default_factory=dict)

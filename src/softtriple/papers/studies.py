@@ -1,8 +1,8 @@
 """The figures of the paper: distinct centres, R@1 by number of centres, retrieved examples, and the illustration.
 
-The illustration computes the paper's first figure on a toy set. The modes of the classes alternate around a circle in
-the plane, the two of one class opposite each other, and the encoder is an affine map of the plane: it can bring the
-modes of one class together only by bringing all of them together. So one centre cannot represent a class, and two can.
+The illustration computes the paper's first figure on toy data. Each class has two modes, opposite each other on a
+circle in the plane, and the encoder is an affine map: it cannot bring the two modes of a class together without the
+others. So one centre cannot represent a class, and two can.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -64,9 +64,9 @@ def measure_variants(
     *,
     prefix: str = "softtriple",
 ) -> tuple[dict[str, Measured[T]], dict[Variant, tuple[T, ...]]]:
-    """What ``look`` returns for the ``wanted`` numbers of centres with and without the regulariser: by row, by variant.
+    """The results of ``look`` with and without the regulariser, for the ``wanted`` rows: by row, and by variant.
 
-    The regulariser has no effect on a single centre, so that is run once.
+    The regulariser has no effect on a single centre, which is run once.
     """
     variants = [Variant(k, regularized) for k in numbers_of_centers for regularized in (True, False)]
     rows = {f"{prefix}_{variant.name}": variant for variant in variants if variant.k > 1 or variant.regularized}
@@ -209,8 +209,8 @@ def write_toy_set(path: Path) -> str:
 
 
 def make_illustration(study: Study, wanted: Sequence[str] | None) -> Result:
-    """Embeddings of unseen items of the toy set, and the centres, for three losses."""
-    study = replace(study, protocol="full")  # the learning rates are part of the toy
+    """Embeddings of unseen items of the toy data, and the centres, for three losses."""
+    study = replace(study, protocol="full")  # the toy recipe has its own learning rates
     chosen = select(METHODS, wanted)
     recipes = {name: with_values(Config(), {**TOY_RECIPE, **settings}) for name, (_, settings) in chosen.items()}
     measured = measure(study, recipes, circle_of)
@@ -222,7 +222,7 @@ def make_illustration(study: Study, wanted: Sequence[str] | None) -> Result:
     return make_result(
         study,
         measured,
-        data=f"toy set of {NUM_CLASSES} classes with two modes, {2 * ITEMS_PER_MODE} points each, half for training",
+        data=f"toy data of {NUM_CLASSES} classes with two modes, {2 * ITEMS_PER_MODE} points each, half for training",
         title=f"{NUM_CLASSES} classes of two modes each, in two dimensions",
         columns=("accuracy", "R@1"),
         blocks=[
@@ -231,7 +231,7 @@ def make_illustration(study: Study, wanted: Sequence[str] | None) -> Result:
         ],
         notes=[
             "Arrows are centres. Items are drawn outside the circle, each class on its own ring.",
-            "The toy set is built so that one centre per class cannot work. It illustrates why; it is no benchmark.",
+            "The toy data are built so that one centre per class cannot work: an illustration, not a benchmark.",
         ],
         numbers={name: {"accuracy": a, "recall@1": r} for name, (_, a, r) in circles.items()},
         figure=draw_circles(panels) if panels else None,

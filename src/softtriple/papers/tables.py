@@ -1,4 +1,4 @@
-"""Tables 1 to 6: every row trained here, beside its published numbers."""
+"""Tables 1 to 6: every row, trained here, beside the published numbers."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ PAPER = (
     " methods' own papers"
 )
 UNPUBLISHED = ("MAP@R",)  # measured here in addition
-# Not stated by the paper (seeds, cached views), or named elsewhere on the sheet (the data).
+# Not in the paper (seeds, cached views), or shown elsewhere on the sheet (the data).
 UNCOMPARED = ("dataset ", "train.seed ", "train.views ")
 
 
@@ -52,7 +52,7 @@ def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None
 
 
 def metric_number(reports: Sequence[Report], column: str) -> Number | None:
-    """The metric of a column of the tables, from the report of each seed; None if there is no report with it."""
+    """The metric in a column of the tables, from one report per seed; None if no report has it."""
     if column == "NMI":
         return Number.of(report.nmi for report in reports)
     intervals = reports[0].intervals if reports else {}
@@ -79,12 +79,12 @@ def _block(row: PublishedRow, ours: Mapping[str, Number | None] | None) -> Block
 def _difference(ours: Number | None, published: float | None) -> str:
     if ours is None or published is None:
         return NOTHING
-    # Of the rounded numbers, so that a reader who subtracts gets the same.
+    # From the rounded numbers, so that a reader who subtracts them gets the same.
     return f"{float(ours.percent) - published:+.1f}".replace("-", "−")
 
 
 def _departures(study: Study, table: PublishedTable, ran: Mapping[str, Config]) -> Facts:
-    """Every setting in which the runs are not the paper's."""
+    """Every setting in which the runs differ from the paper."""
     changed: list[str] = []
     data = Path(study.data.partition(":")[0]).name
     if data != table.data.name:

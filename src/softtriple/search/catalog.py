@@ -19,7 +19,7 @@ from jaxtyping import Float32
 from PIL import Image
 
 from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Split, Texts
-from softtriple.data.identity import absolute_path, item_ids
+from softtriple.data.benchmark import absolute_path, item_ids
 from softtriple.data.sampling import stream
 from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.models import Encoder

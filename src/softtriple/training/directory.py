@@ -33,7 +33,7 @@ import filelock
 
 from softtriple.config import FORMAT, Config, read_config, with_values, write_config
 from softtriple.data import Benchmark
-from softtriple.data.exclusions import absolute_list
+from softtriple.data.corrections import absolute_list
 from softtriple.errors import UserError
 from softtriple.files import append_line, atomic_write, remove_partial, write_text
 from softtriple.losses import Loss

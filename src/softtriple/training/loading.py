@@ -19,9 +19,8 @@ from softtriple.data import (
     load_benchmark,
 )
 from softtriple.data.benchmark import OnError
-from softtriple.data.exclusions import check_exclusions, exclude_items
+from softtriple.data.corrections import apply_labels, exclude_items, read_exclusions, read_labels
 from softtriple.data.images import ImageError
-from softtriple.data.relabel import apply_labels, read_labels
 from softtriple.errors import UserError
 from softtriple.models.features import Rows
 from softtriple.progress import Reporter
@@ -33,7 +32,7 @@ TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
 def check_lists(config: Config) -> None:
     """UserError unless the items to leave out and the corrected labels, if any are given, can be read."""
     if config.data.exclude is not None:
-        check_exclusions(Path(config.data.exclude))
+        read_exclusions(Path(config.data.exclude))
     if config.data.labels is not None:
         if not config.dataset:
             raise UserError("data.labels corrects data that are read from files; these are in memory")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from softtriple import dist
 from softtriple.config import Config, setting_names, with_values
 from softtriple.data import Benchmark, Split, absolute_spec, contiguous_labels, make_benchmark
-from softtriple.data.exclusions import exclude_items
+from softtriple.data.corrections import exclude_items
 from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.files import naming_file, write_text
 from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard

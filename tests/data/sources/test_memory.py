@@ -112,7 +112,7 @@ def test_string_labels_and_options():
         ([[1.0], [1.0, 2.0]], LABELS[:2], "vector 1 has 2 numbers, vector 0 has 1"),
         (PIXELS.astype(np.float32), LABELS, "images of float32 and shape 4×8×8×3; expected uint8"),
         (PIXELS.transpose(0, 3, 1, 2), LABELS, "shape 4×3×8×8; .*permute"),
-        ([PIXELS[0], PIXELS[1].astype(float)], LABELS[:2], "image 1 is float64 of shape 8×8×3"),
+        ([PIXELS[0], PIXELS[1].astype(float)], LABELS[:2], "row 1: expected uint8 .*, got float64 of 8×8×3"),
         (["a", "b", 3, "c"], LABELS, "row 0 is a string and row 2 a int"),
         ([1, 2, 3, 4], LABELS, "row 0 is a int; expected paths, texts, images or vectors"),
         (["1.png", "2.png"], LABELS[:2], "row 0: no such file: 1.png"),

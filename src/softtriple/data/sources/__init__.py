@@ -1,11 +1,11 @@
-"""Data sources: from a string to a `Benchmark`, for folders, tables, vector files and benchmarks by name."""
+"""Data sources: load a `Benchmark` from a folder, a table, a vector file, or by the name of a benchmark."""
 
 import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from softtriple.data.benchmark import Benchmark, MissingDataError, OnError, Splitting
+from softtriple.data.benchmark import Benchmark, MissingDataError, OnError
 from softtriple.data.cache import data_directory
 from softtriple.data.images import IMAGE_SUFFIXES
 from softtriple.data.sources import table, vectors
@@ -17,6 +17,7 @@ from softtriple.data.sources.glyphs import load_glyphs
 from softtriple.data.sources.inshop import load_inshop
 from softtriple.data.sources.omniglot import load_omniglot, load_omniglot_alphabets
 from softtriple.data.sources.sop import load_sop
+from softtriple.data.splitting import Splitting
 from softtriple.errors import UserError, did_you_mean
 
 Loader = Callable[..., Benchmark]
@@ -33,7 +34,7 @@ SCHEMES: dict[str, Loader] = {
     "omniglot-alphabets": load_omniglot_alphabets,
     "sop": load_sop,
 }
-# Where a benchmark without a path is, below the data folder: the name its archive has.
+# Folder of a downloaded benchmark in the data folder.
 FOLDERS = {
     "cars196": "cars196",
     "cub": "CUB_200_2011",
@@ -45,7 +46,7 @@ FOLDERS = {
 
 
 def load_benchmark(spec: str, **options: Any) -> Benchmark:
-    """Load the data that ``spec`` names; the signature of the loader decides which ``options`` exist.
+    """Load the data that ``spec`` names; the signature of the loader defines which ``options`` exist.
 
     ``spec`` is a folder of class folders (or of train/ and test/), a .csv, .tsv, .jsonl or .parquet table, a .npz or
     .parquet file of vectors, a benchmark with its folder such as ``cub:PATH``, a downloaded benchmark such as ``cub``,
@@ -72,7 +73,7 @@ def load_benchmark(spec: str, **options: Any) -> Benchmark:
 
 
 def find_loader(spec: str) -> tuple[Loader, tuple[Path, ...]]:
-    """The loader of ``spec`` and its positional arguments, without reading any data but a parquet schema."""
+    """The loader for ``spec`` and its positional arguments; reads nothing but a parquet schema."""
     if spec in EMBEDDED:
         return EMBEDDED[spec], ()
     scheme, colon, rest = spec.partition(":")
@@ -115,7 +116,7 @@ def downloaded(scheme: str) -> Path:
 
 
 def absolute_spec(spec: str) -> str:
-    """``spec`` with an absolute path, which means the same in every directory.
+    """``spec`` with an absolute path, independent of the working directory.
 
     Example:
         >>> absolute_spec("glyphs"), absolute_spec("cub:/data/CUB_200_2011")

@@ -1,12 +1,13 @@
 """scikit-learn's 1 797 handwritten digits as vectors of 64 numbers, split by instance.
 
-Not by class, because five digits say too little about the other five: no loss trained on 0 to 4 retrieved 5 to 9
-better than the untrained encoder.
+Not by class, because five classes are too few to generalise from: no loss trained on 0 to 4 retrieved 5 to 9 better
+than the untrained encoder.
 """
 
 import numpy as np
 
-from softtriple.data.benchmark import Benchmark, Split, Vectors, divide, divided
+from softtriple.data.benchmark import Benchmark, Split, Vectors
+from softtriple.data.splitting import divide, divided
 
 
 def load_digits() -> Benchmark:

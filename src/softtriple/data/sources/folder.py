@@ -11,12 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from softtriple.data.benchmark import (
-    Benchmark,
+from softtriple.data.benchmark import Benchmark, ImageFiles, OnError, Split
+from softtriple.data.images import IMAGE_SUFFIXES, ImageError, missing_plugin
+from softtriple.data.splitting import (
     Division,
-    ImageFiles,
-    OnError,
-    Split,
     Splitting,
     check_no_division,
     divide,
@@ -24,7 +22,6 @@ from softtriple.data.benchmark import (
     index_names,
     name_order,
 )
-from softtriple.data.images import IMAGE_SUFFIXES, ImageError, missing_plugin
 from softtriple.errors import UserError, counted
 
 TEST_NAMES = ("test", "val", "valid", "validation")
@@ -32,7 +29,7 @@ SKIP = "To leave them out: --on-error skip"
 
 
 class Listing(NamedTuple):
-    """The images in some folders: their paths, the class of each, and what was left out."""
+    """The images in some folders: paths, class names, and what was left out."""
 
     paths: list[str]
     names: list[str]
@@ -40,9 +37,9 @@ class Listing(NamedTuple):
 
 
 def load_folder(path: Path, *, splitting: Splitting, on_error: OnError = "stop") -> Benchmark:
-    """Load class folders, or a folder with train/ and test/ (or val/) that have class folders in each.
+    """Load class folders, or train/ and test/ (or val/) with class folders.
 
-    A class folder without images, or one that cannot be read, is an error; ``on_error="skip"`` leaves it out.
+    A class folder that has no images or cannot be read is an error; ``on_error="skip"`` leaves it out.
     """
     if parts := find_parts(path):
         where = " and ".join(f"{part.name}/" for part in parts)
@@ -65,7 +62,7 @@ def load_folder(path: Path, *, splitting: Splitting, on_error: OnError = "stop")
 
 
 def find_parts(path: Path) -> tuple[Path, Path] | None:
-    """The folders train/ and test/ (or val/, valid/, validation/) of ``path``, or None if it has no such parts."""
+    """The folders train/ and test/ (or val/, valid/, validation/) in ``path``, or None if there are none."""
     tests = [path / name for name in TEST_NAMES if (path / name).is_dir()]
     return (path / "train", tests[0]) if tests and (path / "train").is_dir() else None
 
@@ -116,7 +113,7 @@ def list_images(root: Path, on_error: OnError, *, unlabelled: bool = False) -> L
 
 
 def _choose(files: Sequence[str], on_error: OnError) -> tuple[list[str], list[str]]:
-    """The images among ``files``, and the others with the reason why they are left out."""
+    """The images among ``files``, and a message for each of the others."""
     images: list[str] = []
     skipped: list[str] = []
     for file in files:
@@ -132,7 +129,7 @@ def _choose(files: Sequence[str], on_error: OnError) -> tuple[list[str], list[st
 
 
 def _skip(fault: str, on_error: OnError) -> str:
-    """``fault``, unless faults are errors."""
+    """``fault``, or UserError if ``on_error`` is "stop"."""
     if on_error == "stop":
         raise UserError(f"{fault}. {SKIP}")
     return fault

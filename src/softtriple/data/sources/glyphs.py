@@ -1,18 +1,17 @@
-"""Glyphs: letters drawn with the fonts that matplotlib ships; nothing to download.
+"""Glyphs: letters rendered in the fonts that matplotlib ships; nothing to download.
 
-A class is a letter in upper and lower case; the fine label is the exact character. The two cases of most letters look
-different (A a, G g, Q q), so a class really has several modes, and the fonts (DejaVu Sans, Mono and Serif, STIX;
-upright, bold, slanted) add more. Each character is drawn once per font, slightly rotated, zoomed and shifted: more
-copies of a drawing would only give every query an easy neighbour.
+A class is a letter in upper and lower case; the fine label is the character. The two cases of most letters look
+different (A a, G g, Q q), so a class has several modes, and the fonts (DejaVu Sans, Mono and Serif, STIX; upright,
+bold, slanted) add more. Each character is drawn once per font, slightly rotated, zoomed and shifted: more copies would
+only give every query an easy neighbour.
 
-To keep the labels decidable, three things are left out: letters with a single case, characters in fewer than
-``MIN_FONTS`` fonts, and lookalikes. A character that renders like an earlier one in any font is dropped from all of
-them: A remains a Latin letter, the Greek Alpha keeps only α, and the Cyrillic А, which looks Latin in both cases, is
-not a class.
+So that images determine the label, three things are left out: letters with a single case, characters in fewer than
+``MIN_FONTS`` fonts, and lookalikes. A character that looks like an earlier one in any font is dropped altogether: A is
+a Latin letter, the Greek Alpha keeps only α, and the Cyrillic А, which looks Latin in both cases, is not a class.
 
-The cache key covers everything that the drawings depend on: the fonts, the settings below, Pillow and FreeType.
+The cache key covers everything that the images depend on: the fonts, the settings below, Pillow and FreeType.
 
-Classes alternate between train and test within each script: both halves have all scripts and share no letter.
+Classes alternate between train and test within each script, so both halves have all scripts and share no letter.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ from softtriple.data.benchmark import Benchmark, ImageArray, Split, with_notes
 from softtriple.data.cache import cache_directory, cached, read_arrays
 from softtriple.data.sampling import stream
 
-VERSION = 1  # part of the cache key: raise it when the code below draws differently
+VERSION = 1  # part of the cache key; increase it when the code below draws differently
 SIDE = 32
 MIN_FONTS = 8
 MAX_DEGREES, MAX_ZOOM, MAX_SHIFT = 10.0, 0.15, 2.0  # shift in pixels of the result
@@ -50,12 +49,12 @@ SCRIPTS: dict[str, tuple[range, ...]] = {
     "Armenian": (range(0x0530, 0x0590),),
     "Georgian": (range(0x10A0, 0x1100), range(0x2D00, 0x2D30)),
 }
-# Drawn at three times the size and averaged, so that rotating does not lose detail.
+# Drawn at three times the size and averaged, so that rotation does not lose detail.
 _OVERSAMPLING = 3
 _CANVAS = SIDE * _OVERSAMPLING
 _EM, _BASELINE = 19 * _OVERSAMPLING, 22 * _OVERSAMPLING
-# Two characters look alike if their pixels differ by less than this share of the lighter one's ink; at this size a
-# breve and a caron over a bold letter do.
+# Two characters look alike if their pixels differ by less than this share of the lighter one's ink, such as a breve
+# and a caron over a bold letter.
 _ALIKE = 0.03
 
 
@@ -141,7 +140,7 @@ def _choose(
     candidates = list(_candidates(known))
     drawings: dict[str, dict[int, Image.Image]] = {}
     letters: list[Letter] = []
-    # For each font, the drawings accepted so far and their ink. A row without ink resembles nothing.
+    # For each font, the drawings accepted so far and their ink. Rows not yet filled have no ink and resemble nothing.
     size = sum(len(letter.characters) for letter in candidates)
     earlier = np.zeros((len(fonts), size, SIDE * SIDE), dtype=np.int16)
     inks = np.zeros((len(fonts), size), dtype=np.int64)
@@ -177,7 +176,7 @@ def _resembles(
     inks: Int64[np.ndarray, " others"],
 ) -> bool:
     limit = _ALIKE * np.minimum(inks, drawing.sum())
-    # The ink of two drawings differs by no more than their pixels do, which saves most comparisons.
+    # Drawings whose ink differs by more than the limit cannot look alike, which saves most comparisons.
     near = np.flatnonzero(np.abs(inks - drawing.sum()) < limit)
     return bool((np.abs(others[near] - drawing).sum(axis=1) < limit[near]).any())
 
@@ -192,8 +191,7 @@ def _draw(character: str, font: ImageFont.FreeTypeFont) -> Image.Image:
 def _jitter(drawing: Image.Image, generator: np.random.Generator) -> Image.Image:
     """``drawing`` slightly rotated, zoomed and shifted about its centre.
 
-    Part of the data set, so it does not follow the augmentation in ``images.apply_affine``: other pixels would be
-    another benchmark.
+    Independent of the augmentation in ``images.apply_affine``, because these pixels define the benchmark.
     """
     turn, zoom, right, down = generator.uniform(-1, 1, size=4)
     angle, scale = math.radians(turn * MAX_DEGREES), 1 + zoom * MAX_ZOOM

@@ -1,4 +1,4 @@
-"""In-Shop Clothes Retrieval (DeepFashion): queries search a gallery, split by the list that comes with it."""
+"""In-Shop Clothes Retrieval (DeepFashion): queries and a gallery, split by the list that comes with the data."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the published benchmarks share: lists of fields, published counts, and the check that a copy is complete."""
+"""Shared by the published benchmarks: reading their lists, and checking that a copy is complete."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -7,13 +7,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, MissingDataError, OnError, Split, with_notes
+from softtriple.data.benchmark import (
+    Benchmark,
+    ImageFiles,
+    Labels,
+    MissingDataError,
+    OnError,
+    Split,
+    with_notes,
+)
 from softtriple.data.images import ImageError
 from softtriple.errors import UserError, counted
 
 
 class Counts(NamedTuple):
-    """The number of images and classes of a benchmark; test classes are those of the queries."""
+    """Numbers of images and classes of a benchmark; gallery classes are not counted."""
 
     train: int
     test: int
@@ -46,7 +54,7 @@ def image_split(paths: Iterable[str | Path], labels: Iterable[int]) -> Split:
 
 
 def first_half_trains(name: str, paths: Sequence[str], labels: Labels, class_names: tuple[str, ...]) -> Benchmark:
-    """The benchmark that trains on the first half of its classes and tests on the second."""
+    """A benchmark with the first half of the classes for training and the second for testing."""
     everything = Split(ImageFiles(tuple(paths)), labels)
     is_train = labels < len(class_names) // 2
     train, test = everything.take(np.flatnonzero(is_train)), everything.take(np.flatnonzero(~is_train))
@@ -54,7 +62,7 @@ def first_half_trains(name: str, paths: Sequence[str], labels: Labels, class_nam
 
 
 def check_complete(benchmark: Benchmark, root: Path, on_error: OnError, expected: Counts | None) -> Benchmark:
-    """``benchmark`` if it has all images; else an error or, with "skip", what there is, marked as incomplete."""
+    """``benchmark`` if it has all images; else an error or, with "skip", the images there are, marked as incomplete."""
     complaints = []
     actual = count(benchmark)
     if expected is not None and actual != expected:
@@ -73,13 +81,12 @@ def check_complete(benchmark: Benchmark, root: Path, on_error: OnError, expected
     if not complaints:
         return with_notes(benchmark)
     skipped = tuple(str(ImageError(path, "no such file")) for path in missing)
-    train, test, gallery = kept["train"], kept["test"], kept.get("gallery")
-    smaller = replace(benchmark, train=train, test=test, gallery=gallery, skipped=benchmark.skipped + skipped)
+    smaller = benchmark.with_splits(kept, skipped=benchmark.skipped + skipped)
     return mark_incomplete(smaller, root, on_error, "; ".join(complaints))
 
 
 def mark_incomplete(benchmark: Benchmark, root: Path, on_error: OnError, complaint: str) -> Benchmark:
-    """``benchmark`` with a note that it is incomplete; with "stop", an error."""
+    """``benchmark`` marked as incomplete, with a note; UserError if ``on_error`` is "stop"."""
     complaint = f"{benchmark.name}:{root}: incomplete copy: {complaint}"
     if on_error == "stop":
         raise UserError(f"{complaint}. To continue with an incomplete copy: --on-error skip")

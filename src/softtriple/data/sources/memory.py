@@ -1,4 +1,4 @@
-"""A benchmark from values in memory: paths, texts, images or vectors, with a label for each."""
+"""A benchmark from paths, texts, images or vectors in memory, with a label for each."""
 
 import os
 from collections.abc import Sequence
@@ -20,12 +20,9 @@ from softtriple.data.benchmark import (
     Split,
     Texts,
     Vectors,
-    contiguous_labels,
-    divide,
-    divided,
-    index_names,
 )
-from softtriple.data.images import IMAGE_SUFFIXES, to_rgb
+from softtriple.data.images import IMAGE_SUFFIXES, array_to_rgb, to_rgb
+from softtriple.data.splitting import contiguous_labels, divide, divided, index_names
 from softtriple.errors import UserError
 
 
@@ -79,7 +76,9 @@ def as_items(items: Any) -> Items:
         case "Pillow image":
             return _from_images([np.asarray(to_rgb(image, f"row {row}")) for row, image in enumerate(rows)])
         case "array" if np.ndim(rows[0]) > 1:
-            return _from_images([_as_rgb(array, row) for row, array in enumerate(rows)])
+            return _from_images(
+                [np.asarray(array_to_rgb(_numpy(array), f"row {row}")) for row, array in enumerate(rows)]
+            )
         case "array":
             lengths = [np.size(row) for row in rows]
             if (other := next((row for row, n in enumerate(lengths) if n != lengths[0]), None)) is not None:
@@ -125,14 +124,6 @@ def _from_images(images: Sequence[np.ndarray]) -> ImageArray | ImageList:
     if len({image.shape for image in images}) == 1:
         return ImageArray(np.stack(images))
     return ImageList(tuple(images))
-
-
-def _as_rgb(image: Any, row: int) -> np.ndarray:
-    pixels = _numpy(image)
-    if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
-        shape = "×".join(map(str, pixels.shape))
-        raise UserError(f"image {row} is {pixels.dtype} of shape {shape}; expected uint8 of h×w or h×w×3")
-    return np.asarray(to_rgb(Image.fromarray(pixels), f"row {row}"))
 
 
 def _numpy(array: Any) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Omniglot: 1 623 handwritten characters of 50 alphabets, 20 drawings of each (Lake et al., Science 2015).
 
-``omniglot:`` labels a drawing by its character: 964 to train on, 659 others to test on. ``omniglot-alphabets:`` labels
-it by its alphabet and keeps the character as the fine label: hidden modes that the centres of a class can find.
-The drawings are inverted, so that ink is 255 on 0, and cached as one memory-mapped array.
+``omniglot:`` labels a drawing by its character: 964 for training, 659 others for testing. ``omniglot-alphabets:``
+labels it by its alphabet, with the character as the fine label: hidden modes for the centres of a class to find. The
+drawings are inverted, so that ink is 255 on 0, and cached as one memory-mapped array.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from softtriple.data.cache import cache_directory, cached, map_rows, read_arrays
 from softtriple.data.sources.layout import Counts, count, mark_incomplete
 from softtriple.errors import UserError
 
-VERSION = 2  # part of the cache key: raise it when the cached files change
+VERSION = 2  # part of the cache key; increase it when the cached files change
 CHARACTERS = Counts(train=19_280, test=13_180, gallery=0, train_classes=964, test_classes=659)
 ALPHABETS = Counts(train=19_280, test=13_180, gallery=0, train_classes=30, test_classes=20)
 PARTS = ("images_background", "images_evaluation")
@@ -108,7 +108,7 @@ def _decode(source: Path, name: str, content: bytes) -> UInt8[np.ndarray, "105 1
     try:
         with Image.open(BytesIO(content), formats=("PNG",)) as image:
             grey = np.asarray(image.convert("L"))
-    except (OSError, SyntaxError) as error:  # Pillow's two for damaged PNG files
+    except (OSError, SyntaxError) as error:  # as raised by Pillow for damaged PNG files
         raise UserError(f"{source}: {name} is not a readable image ({error})") from error
     if grey.shape != (SIDE, SIDE):
         raise UserError(f"{source}: {name} is {grey.shape[1]}×{grey.shape[0]}; expected {SIDE}×{SIDE}")

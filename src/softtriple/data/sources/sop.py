@@ -1,4 +1,4 @@
-"""Stanford Online Products: 22 634 products with a few photographs each, split by the lists that come with it."""
+"""Stanford Online Products: 22 634 products with a few photographs each, split by the lists that come with the data."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Tables of images or texts: .csv, .tsv, .jsonl or .parquet with a column of paths or texts and a column of labels.
 
-Columns with a usual name are recognised; others are named by an option. A column called "split" says which rows are
-for training and which for testing.
+Columns with common names are recognised; others are named by an option. A column called "split" assigns rows to
+training or testing.
 """
 
 import csv
@@ -13,24 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from softtriple.data.benchmark import (
-    Benchmark,
-    Division,
-    ImageFiles,
-    Labels,
-    OnError,
-    Rows,
-    Split,
-    Splitting,
-    Texts,
-    check_no_division,
-    divide,
-    divided,
-    index_names,
-)
+from softtriple.data.benchmark import Benchmark, ImageFiles, Labels, OnError, Rows, Split, Texts
 from softtriple.data.images import ImageError
 from softtriple.data.sources.folder import SKIP, TEST_NAMES
 from softtriple.data.sources.vectors import read_parquet
+from softtriple.data.splitting import Division, Splitting, check_no_division, divide, divided, index_names
 from softtriple.errors import UserError, did_you_mean
 
 Columns = dict[str, list[str]]
@@ -62,8 +49,8 @@ def load_table(
     """Load a table of images (column ``path``) or texts (column ``text``) with a column of labels.
 
     Columns that are not given are recognised by their names. Paths are relative to the folder of the table. ``split``
-    is "classes", "instances", "none" or a column that says train or test; a column called "split" is used by default.
-    Rows with a missing image, a blank text or an empty label are an error; ``on_error="skip"`` leaves them out.
+    is "classes", "instances", "none" or a column with the values train and test, by default the column "split" if there
+    is one. Rows with a missing image, a blank text or no label are an error; ``on_error="skip"`` leaves them out.
     """
     columns = _read(table)
     chosen = _choose_columns(table, columns, path, text, label)
@@ -166,7 +153,7 @@ def _read(table: Path) -> Columns:
 def _read_csv(table: Path, delimiter: str | None) -> Columns:
     text = _read_text(table)
     first = text.lstrip().partition("\n")[0]
-    # The header has no texts in it, so the separator that splits it into most columns is the right one.
+    # The header contains no texts: its most frequent separator is the right one.
     separator = delimiter or max(",;\t", key=first.count)
     try:
         rows = [row for row in csv.reader(StringIO(text, newline=""), delimiter=separator) if row]

@@ -1,7 +1,7 @@
 """Vectors in files: .npz or .parquet with ``vectors`` and ``labels``, optionally ``paths`` and ``class_names``.
 
-``embed`` writes this format, ``evaluate`` and ``train`` read it, and ``numpy.savez(file, vectors=..., labels=...)``
-produces it. In parquet the class names are JSON in the metadata of the schema: there is one per class, not per row.
+``embed`` writes this format, ``evaluate`` and ``train`` read it, and so does ``numpy.savez(file, vectors=...,
+labels=...)``. In parquet, class names are stored as JSON in the schema metadata: there is one per class, not per row.
 """
 
 import json
@@ -12,20 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped
 
-from softtriple.data.benchmark import (
-    Benchmark,
-    Labels,
-    MissingDataError,
-    OnError,
-    Split,
-    Splitting,
-    Vectors,
-    contiguous_labels,
-    divide,
-    divided,
-    index_names,
-)
+from softtriple.data.benchmark import Benchmark, Labels, MissingDataError, OnError, Split, Vectors
 from softtriple.data.sources.folder import SKIP
+from softtriple.data.splitting import Splitting, contiguous_labels, divide, divided, index_names
 from softtriple.errors import UserError, counted
 from softtriple.files import atomic_write
 
@@ -116,7 +105,7 @@ def open_parquet(path: Path) -> Any:
     parquet = _import_parquet(path)
     try:
         return parquet.ParquetFile(path)
-    except Exception as error:  # pyarrow's own errors have no common base
+    except Exception as error:  # pyarrow's errors have no common base
         raise UserError(f"{path}: not a readable parquet file ({error})") from error
 
 
@@ -163,8 +152,8 @@ def _read_npz(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in ARRAYS if name in file.files}
-    except Exception as error:  # zipfile, numpy's header parser and its rejection of pickles each raise their own
-        # numpy's own message would recommend to allow pickles.
+    except Exception as error:  # zipfile and numpy raise many types
+        # Without numpy's message, which recommends to allow pickles.
         raise UserError(f"{path}: not a readable .npz of plain arrays as written by numpy.savez") from error
 
 

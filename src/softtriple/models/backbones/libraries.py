@@ -1,7 +1,7 @@
-"""What backbones from other libraries share: the import, and the folder, configuration and weights of a model.
+"""Shared by backbones from other libraries: imports, and the folder, configuration and weights of a model.
 
-Models of transformers come from a folder or by name from the Hugging Face hub. Weights are read from safetensors only,
-and code that comes with a model is never run: the architecture is a class of the installed library.
+Models of transformers come from a folder or from the Hugging Face hub. Weights are read from safetensors only, and code
+in a model's repository is never run: the architecture is a class of the installed library.
 """
 
 import importlib
@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, did_you_mean, first_line
 
 CONFIG = "config.json"
-# What a model folder needs for us; neither code nor pickles.
+# Files to download of a model; neither code nor pickles.
 _FILES = ("*.json", "*.safetensors", "*.txt", "*.model")
-# Of a configuration: what is not about the network, and what would have code or other files loaded.
-_NOT_KEPT = {
+# Removed from a configuration: what does not describe the network, or would load code or other files.
+_REMOVED = {
     "architectures",
     "attn_implementation",
     "auto_map",
@@ -46,13 +46,8 @@ def import_library(package: str, name: str) -> Any:
         raise UserError(f"{name}: {package} cannot be imported ({first_line(error)}); {_TORCHVISION}") from error
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def model_folder(name: str) -> Path:
-    """The folder of the model ``name``, prefix:FOLDER or prefix:MODEL; the hub's cache has a MODEL, or downloads it."""
+    """The folder of the model ``name``, prefix:FOLDER or prefix:MODEL, downloaded from the hub if it is not cached."""
     model = name.partition(":")[2]
     if Path(model).is_dir():
         return Path(model)
@@ -68,7 +63,7 @@ def model_folder(name: str) -> Path:
     logging.getLogger(__name__).warning("%s: downloading from the Hugging Face hub", name)
     try:
         return Path(hub.snapshot_download(model, allow_patterns=_FILES))
-    except Exception as error:  # whatever the network raises
+    except Exception as error:  # huggingface_hub and its HTTP client raise many types
         raise UserError(
             f"{name}: neither a folder nor a model that can be loaded from the Hugging Face hub ({first_line(error)})"
         ) from error
@@ -101,7 +96,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
 
 
 def clean_config(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """``config`` without what is private, what is not about the network, and what would have code loaded."""
+    """``config`` without private keys, keys that do not describe the network, and keys that would load code."""
     layers = config.get("num_hidden_layers", 0)
     depths = config.get("depths") or [0]
     if not isinstance(layers, int) or layers > _MOST_LAYERS or max(depths) > _MOST_LAYERS:
@@ -113,7 +108,7 @@ def _cleaned(config: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: _cleaned(value) if isinstance(value, dict) else value
         for key, value in config.items()
-        if not key.startswith("_") and key not in _NOT_KEPT
+        if not key.startswith("_") and key not in _REMOVED
     }
 
 
@@ -138,7 +133,7 @@ def build_model(build: Callable[[Any], Any], config: Mapping[str, Any], name: st
         model = build(kinds[config["model_type"]].from_dict(dict(config)))
     except ImportError as error:  # transformers imports a model's module, and what it needs, only now
         raise UserError(f"{name}: the network cannot be imported ({first_line(error)}); {_TORCHVISION}") from error
-    except Exception as error:  # whatever impossible values lead to
+    except Exception as error:  # invalid values raise many types
         raise UserError(f"{name}: {CONFIG} does not describe a network that can be built ({error})") from error
     return _without_unused(model)
 
@@ -157,13 +152,13 @@ def load_pretrained(model: Any, folder: Path, name: str) -> Any:
     if missing := [key for key in sorted(info["missing_keys"]) if not any(part in key for part in unused)]:
         raise UserError(f"{name}: {folder} has no weights for {', '.join(missing[:5])}")
     for parameter in loaded.parameters():
-        # Out of the mapped file: its tensors are not aligned, so results would change when the encoder is saved.
+        # Copied out of the memory-mapped file, whose tensors are not aligned: results would change after saving.
         parameter.data = parameter.data.clone()
     return _without_unused(loaded)
 
 
 def _without_unused(model: Any) -> Any:
-    """``model`` without parameters that no feature depends on: masked training and the pooler of classification."""
+    """``model`` without parameters that do not affect features: the mask token and the pooler of a classifier."""
     if isinstance(getattr(model, "pooler", None), nn.Module):
         model.pooler = None
     for module in model.modules():
@@ -174,7 +169,7 @@ def _without_unused(model: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bar and the table of unused weights, which belong to what is left out on purpose."""
+    """Without the progress bar and the table of unused weights, which are left out on purpose."""
     library = importlib.import_module("transformers.utils.logging")
     level = library.get_verbosity()
     bar = library.is_progress_bar_enabled()

@@ -16,9 +16,9 @@ def module_backbone(
 ) -> StagedNetwork:
     """A backbone of the single stage ``module``, which returns feature vectors, tokens or feature maps.
 
-    ``in_features`` is the width of the vectors that it takes. Without it the module takes images or, if ``preprocess``
-    is a callable on lists of strings, texts; the default is ``module.preprocess``, or else ImageNet's preprocessing.
-    The number of features is found by running the module once. A `StagedNetwork` is returned as it is.
+    ``in_features`` is the width of the vectors it takes. Without it, the module takes images or, if ``preprocess`` is a
+    function of a list of strings, texts; the default is ``module.preprocess``, or else ImageNet's preprocessing. The
+    module is run once to determine the number of features. A `StagedNetwork` is returned unchanged.
     """
     if isinstance(module, StagedNetwork):
         return module
@@ -32,12 +32,12 @@ def module_backbone(
         num_features=shape[2 if len(shape) == 3 else 1],
         preprocess=preprocess,
         pooled=len(shape) == 2,
-        cacheable=False,  # the code behind the same name and weights may change
+        cacheable=False,  # the user's code may change while name and weights stay the same
     )
 
 
 def module_name(module: nn.Module) -> str:
-    """What encoder.json says of a backbone that is the user's own ``module``; for information only."""
+    """The name in encoder.json of a backbone that is the user's own ``module``; for information only."""
     return f"{MODULE}:{type(module).__module__}.{type(module).__qualname__}"
 
 
@@ -51,7 +51,7 @@ def _output_shape(
     try:
         inputs = example_input(preprocess, in_features, count=2)
         output = module(inputs.to(device))
-    except Exception as error:  # whatever the module raises
+    except Exception as error:  # the user's code may raise anything
         raise UserError(
             f"{type(module).__name__} fails on an example input ({error});"
             " pass the preprocess= of its images or texts, or the in_features= of its vectors"

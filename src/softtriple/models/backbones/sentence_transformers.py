@@ -1,8 +1,8 @@
-"""Text models of sentence-transformers and transformers as a one-stage backbone: a transformer, then pooling.
+"""Text models of sentence-transformers and transformers as a one-stage backbone: a transformer and pooling.
 
-A model is data to us: the transformer is a class of the installed library, chosen by ``model_type``, and what
-``modules.json`` lists after it (pooling, dense layers, normalisation) is built here. Nothing else in a model's folder
-is imported or run. Prompts are not prepended. Only weights in safetensors are read.
+No code in a model's folder is imported or run: the transformer is a class of the installed library, chosen by
+``model_type``, and the modules that ``modules.json`` lists after it (pooling, dense layers, normalisation) are built
+here. Weights are read from safetensors only. Prompts are not prepended.
 """
 
 import importlib
@@ -27,7 +27,7 @@ from softtriple.models.weights import load_exactly, read_tensors
 TOKENIZER = "tokenizer.json"
 SENTENCE = "sentence.json"
 
-# Text encoders of transformers. An encoder's file may name no other: some build further models, by name.
+# Supported text encoders of transformers. Others are not allowed, because some load further models by name.
 MODEL_TYPES = (
     "albert",
     "bert",
@@ -62,7 +62,7 @@ class Dense(BaseModel, extra="forbid", frozen=True):
 
 
 class Sentence(BaseModel, extra="forbid", frozen=True):
-    """What follows the transformer: sentence.json."""
+    """The content of sentence.json: what follows the transformer."""
 
     pooling: str = "mean"
     dense: tuple[Dense, ...] = ()
@@ -91,7 +91,7 @@ def sentence_model(name: str, *, pretrained: bool = True) -> Chain:
 
 
 def restore_sentence(files: Mapping[str, str], name: str) -> Chain:
-    """The network of a saved encoder, without weights, from the ``files`` beside them alone."""
+    """The network of a saved encoder, without weights, from its ``files``."""
     if missing := {CONFIG, TOKENIZER, SENTENCE} - files.keys():
         raise UserError(f"{name}: {', '.join(sorted(missing))} of the encoder are missing")
     try:
@@ -104,7 +104,7 @@ def restore_sentence(files: Mapping[str, str], name: str) -> Chain:
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTokens:
-    """Texts to token ids, and their attention mask as a second row; truncation and padding are the tokenizer's."""
+    """Texts to token ids and attention mask, truncated and padded by the tokenizer."""
 
     max_length: int | None
     tokenizer: Any = field(compare=False, repr=False)  # saved as a file of its own
@@ -141,7 +141,7 @@ class SentenceEmbedding(nn.Module):
 def pool_tokens(
     x: Float[Tensor, "texts length width"], mask: Int64[Tensor, "texts length"], pooling: str
 ) -> Float[Tensor, "texts width"]:
-    """The first token, the last, the maximum or the mean, of the tokens in ``mask``."""
+    """The first token, the last token, the maximum or the mean of the tokens in ``mask``."""
     known = mask.unsqueeze(-1).to(x.dtype)
     if pooling == "mean":
         return (x * known).sum(dim=1) / known.sum(dim=1).clamp(min=1e-9)
@@ -204,7 +204,7 @@ def _sentence(folder: Path, modules: list[tuple[str, str]], name: str) -> Senten
 
 
 def _pooling(settings: Mapping[str, Any]) -> str:
-    """The mode of a Pooling module, which newer versions name and older ones mark."""
+    """The mode of a Pooling module: a name in newer versions, one flag per mode in older ones."""
     if "pooling_mode" in settings:
         return str(settings["pooling_mode"])
     old = {"cls_token": "cls", "mean_tokens": "mean", "max_tokens": "max", "lasttoken": "lasttoken"}

@@ -1,7 +1,7 @@
-"""Networks as a sequence of named stages: what every backbone is.
+"""The base class of backbones: a network as a sequence of named stages.
 
-Running a network in parts lets the features of frozen stages be computed once and cached: ``run(x, 0, n)`` now,
-``run(cached, n)`` later.
+Stages make it possible to compute the output of frozen stages once and cache it: ``run(x, 0, n)`` now, ``run(cached,
+n)`` later.
 """
 
 from abc import ABC, abstractmethod
@@ -17,11 +17,11 @@ from softtriple.models.preprocess import Preprocess, TextPreprocess
 class StagedNetwork(nn.Module, ABC):
     """A network that can be run from any of its stages to any other.
 
-    ``num_features`` is the number of channels of a feature map, or the width of feature vectors; ``preprocess`` makes
-    the input from images or texts and is ``None`` for networks on vectors. ``pooled`` says that the output is feature
-    vectors already, by default if the input is not images. ``cacheable`` says that name and weights of the network
-    determine its output, so that features can be kept on disk for the next process. ``files`` maps names to texts that
-    are saved beside the weights, if the network cannot be built again without them.
+    ``num_features`` is the number of channels of a feature map, or the width of feature vectors; ``preprocess`` turns
+    images or texts into input and is ``None`` for networks on vectors. ``pooled`` means that the output is feature
+    vectors already, by default if the input is not images. ``cacheable`` means that name and weights of the network
+    determine its output, so that features may be cached on disk. ``files`` maps names to texts that are saved beside
+    the weights, if the network cannot be built without them.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class StagedNetwork(nn.Module, ABC):
 
 
 class Chain(StagedNetwork):
-    """A network whose stages are modules, run one after another; ``settings`` are those of `StagedNetwork`."""
+    """A network whose stages are modules that run one after another; ``settings`` are passed to `StagedNetwork`."""
 
     def __init__(self, stages: Mapping[str, nn.Module], **settings: Any) -> None:
         super().__init__(stage_names=tuple(stages), **settings)
@@ -85,10 +85,10 @@ class Chain(StagedNetwork):
 
 
 class LibraryNetwork(StagedNetwork):
-    """A library's network, whose stages are what comes before its blocks, each block, and what comes after them.
+    """A library's network in stages: a stem, its blocks, and a tail.
 
-    ``blocks`` and ``tail`` name modules of ``network``; whatever else it has belongs to the first stage, "stem".
-    Without ``blocks`` the network is one stage. ``settings`` are those of `StagedNetwork`.
+    ``blocks`` and ``tail`` name modules of ``network``; everything else belongs to the stem. Without ``blocks`` the
+    network is a single stage. ``settings`` are passed to `StagedNetwork`.
     """
 
     def __init__(self, network: nn.Module, *, blocks: Sequence[str], tail: Sequence[str], **settings: Any) -> None:
@@ -120,7 +120,7 @@ class LibraryNetwork(StagedNetwork):
         return self.network.get_submodule(self._blocks[index])
 
     def stage_modules(self, index: int) -> list[nn.Module]:
-        """The block or the modules of the tail; for the stem, modules with all other parameters."""
+        """The modules of a block or the tail; for the stem, modules with all remaining parameters."""
         blocks, tail = ([self.network.get_submodule(name) for name in names] for names in (self._blocks, self._tail))
         if index == 0:
             return _remainder(self.network, {*blocks, *tail})
@@ -128,7 +128,7 @@ class LibraryNetwork(StagedNetwork):
 
 
 def _remainder(module: nn.Module, taken: set[nn.Module]) -> list[nn.Module]:
-    """Modules that together have the parameters of ``module`` that none of ``taken`` has."""
+    """Modules that together have the parameters of ``module`` that are not in ``taken``."""
     if module in taken:
         return []
     if taken.isdisjoint(module.modules()):

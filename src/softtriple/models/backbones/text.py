@@ -1,9 +1,8 @@
-"""A text network without published weights: the unit-length mean of the embeddings of hashed n-grams.
+"""A text network that needs no pretrained weights: the normalised mean of embeddings of hashed n-grams.
 
-Nothing is downloaded and no vocabulary is built: the bucket of an n-gram is its CRC-32, the same in every process and
-in every language that has zlib. Character n-grams (as in fastText) place unseen, misspelt or inflected words near the
-words of the training texts. `tfidf_table` gives embeddings with which the network computes a projection of TF-IDF
-before anything is trained.
+There is no vocabulary: the bucket of an n-gram is its CRC-32, the same in every process and in every language with
+zlib. Character n-grams (as in fastText) place unseen, misspelt or inflected words near words of the training texts.
+`tfidf_table` initialises the embeddings so that the untrained network computes a projection of TF-IDF.
 """
 
 import re
@@ -24,9 +23,9 @@ from softtriple.models.backbones.stages import Chain
 
 PADDING = 0
 LETTERS = (3, 4, 5)
-# About a page. The rest would change the mean little, and one endless text must not exhaust the memory.
+# About a page. The rest would hardly change the mean, and a single huge text must not exhaust the memory.
 MOST_CHARACTERS = 4096
-# Longer words are rare and are not cached, which keeps the cache below about 60 MB for any texts.
+# Longer words are rare and not cached, which keeps the cache below about 60 MB.
 CACHED_CHARACTERS = 32
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
@@ -75,8 +74,8 @@ def tfidf_table(rows: Int64[Tensor, "texts length"], buckets: int, width: int) -
     """Embeddings whose mean over the n-grams of a text has about the direction of its TF-IDF vector.
 
     A third of ``width`` are the leading right singular vectors of the TF-IDF matrix of these texts (latent semantic
-    analysis). The rest is a random projection of what those leave out, above all n-grams that these texts do not have:
-    without it, texts of other classes would lose most of what tells them apart. Both are multiplied by idf.
+    analysis). The rest is a random projection of the remainder, above all of n-grams that do not occur in these texts:
+    without it, texts of other classes could hardly be distinguished. Both are multiplied by idf.
     """
     from scipy import sparse
     from sklearn.utils.extmath import randomized_svd
@@ -86,7 +85,7 @@ def tfidf_table(rows: Int64[Tensor, "texts length"], buckets: int, width: int) -
     counts = sparse.csr_matrix((np.ones(len(columns)), (owners.numpy(), columns)), (len(rows), buckets + 1))
     frequency = np.bincount(counts.indices, minlength=buckets + 1)
     idf = np.log((1 + len(rows)) / (1 + frequency)) + 1
-    shared = np.flatnonzero(frequency >= 2)  # an n-gram of a single text says nothing about the others
+    shared = np.flatnonzero(frequency >= 2)  # an n-gram in a single text relates it to no other
     rank = max(0, min(width // 3, len(rows) - 1, len(shared) - 1))
     directions = np.zeros((rank, buckets + 1))
     if rank:
@@ -102,7 +101,7 @@ def tfidf_table(rows: Int64[Tensor, "texts length"], buckets: int, width: int) -
 
 
 class _Average(nn.EmbeddingBag):
-    """The mean embedding of the buckets in each row, without padding, as a unit vector; an empty row gives zeros."""
+    """The normalised mean embedding of the buckets in each row, without padding; zeros for an empty row."""
 
     def __init__(self, buckets: int, width: int) -> None:
         super().__init__(buckets + 1, width, mode="mean", padding_idx=PADDING)
@@ -114,7 +113,7 @@ class _Average(nn.EmbeddingBag):
     def forward(self, rows: Int64[Tensor, "texts length"]) -> Float[Tensor, "texts width"]:  # type: ignore[override]
         if not torch.compiler.is_compiling():
             return F.normalize(super().forward(rows), dim=1)
-        # The same in plain operations: EmbeddingBag exports as a loop over texts, if at all.
+        # The same without EmbeddingBag, which is exported as a loop over texts, if at all.
         known = (rows != PADDING).unsqueeze(-1)
         return F.normalize((F.embedding(rows, self.weight) * known).sum(dim=1), dim=1)
 

@@ -1,9 +1,9 @@
 """Any network of timm as a backbone: pooled features before the classifier.
 
-Networks of the classes in `LAYOUTS` run in stages, a block of a transformer or a stage of a convolutional network each;
-all others are one stage. Convolutional networks that timm pools by a plain mean return the feature map, so that the
-encoder's pooling applies; the rest are pooled as their authors do (class token, attention, mean and layer norm, ...).
-Images are resized bilinearly, also where timm's configuration of the weights says bicubic.
+Networks of the classes in `LAYOUTS` are split into stages, the blocks of a transformer or the stages of a convolutional
+network; all others are a single stage. Convolutional networks that timm pools by a plain mean return the feature map,
+so that the encoder's pooling applies; the rest use their own pooling (class token, attention, mean and layer norm).
+Images are resized bilinearly, even if timm's configuration of the weights says bicubic.
 """
 
 import difflib
@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from softtriple.errors import UserError
-from softtriple.models.backbones.libraries import first_line, import_library
+from softtriple.errors import UserError, first_line
+from softtriple.models.backbones.libraries import import_library
 from softtriple.models.backbones.stages import LibraryNetwork, StagedNetwork
 from softtriple.models.preprocess import Preprocess
 from softtriple.models.weights import load_exactly, read_weights
 
 
 class Layout(NamedTuple):
-    """What ``forward_features`` of a class calls, in order: ``stem``, ``blocks``, ``norm``.
+    """The modules that ``forward_features`` of a class calls, in order: ``stem``, ``blocks``, ``norm``.
 
-    Each name in ``blocks`` is a block, or, with a final ``*``, a sequence of them. ``head`` are modules that
-    ``forward_head`` uses. ``is_map`` says that the class pools by a plain mean, which is then left to the encoder.
+    A name in ``blocks`` is a block or, ending in ``*``, a sequence of blocks. ``head`` are the modules that
+    ``forward_head`` uses. ``is_map``: the class pools by a plain mean, which is then left to the encoder.
     """
 
     stem: tuple[str, ...]
@@ -62,22 +62,22 @@ LAYOUTS = {
     ),
 }
 _NONE = Layout((), (), (), ())
-# Modules of timm whose networks take images of any size if they are told so.
+# Modules of timm whose networks have an option to take images of any size.
 _DYNAMIC = ("vision_transformer", "deit", "eva")
 
 
 def timm_model(name: str, *, pretrained: bool, input_size: int | None = None) -> LibraryNetwork:
-    """The network timm:MODEL, preprocessed as timm's data configuration of its weights says."""
+    """The network timm:MODEL with the preprocessing of timm's data configuration."""
     timm = import_library("timm", name)
     model = name.removeprefix("timm:")
-    if not timm.is_model(model):  # which also keeps out names that timm would look up on a hub or in a folder
+    if not timm.is_model(model):  # also excludes names that timm would look up on a hub or in a folder
         close = difflib.get_close_matches(model, timm.list_models(), n=1)
         hint = f"; did you mean timm:{close[0]}?" if close else ""
         raise UserError(f"{name}: timm {timm.__version__} has no network of that name{hint}")
     options = {"dynamic_img_size": True} if timm.models.is_model_in_modules(model, _DYNAMIC) else {}
     try:
         network = timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
-    except Exception as error:  # whatever a download raises, and RuntimeError where there are no weights
+    except Exception as error:  # a download raises many types, missing weights RuntimeError
         if not pretrained:
             raise
         raise UserError(
@@ -111,7 +111,7 @@ def load_timm_weights(network: StagedNetwork, source: str | None = None) -> None
     weights = {name: value for name, value in read_weights(source).items() if not name.startswith(prefixes)}
     native, size = inner.pretrained_cfg["input_size"][-1], getattr(network.preprocess, "size", None)
     resized = size != native and hasattr(inner, "set_input_size")
-    if resized:  # position embeddings come in the size that the file has, and are then interpolated
+    if resized:  # load position embeddings at their original size, then interpolate them
         inner.set_input_size(native)
     load_exactly(inner, weights, source)
     if resized:
@@ -148,7 +148,7 @@ class _TimmNetwork(LibraryNetwork):
         return output
 
     def run_tail(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
-        """The feature map, or what the network's own pooling makes of it."""
+        """The feature map, or features from the network's own pooling."""
         x = self._call(self._layout.norm, x)
         return x if self._layout.is_map else self.network.forward_head(x, pre_logits=True)  # type: ignore[operator]
 
@@ -159,12 +159,12 @@ class _TimmNetwork(LibraryNetwork):
 
 
 class _EvaNetwork(_TimmNetwork):
-    """EVA and DINOv3: every block gets the same rotary position embeddings, which the grid's side determines."""
+    """EVA and DINOv3: every block gets the rotary position embeddings of the grid of tokens."""
 
     def __init__(self, network: Any, layout: Layout, preprocess: Preprocess) -> None:
         super().__init__(network, layout, preprocess)
         if hasattr(network.rope, "aug_active"):
-            network.rope.aug_active = False  # random positions in training would differ from block to block
+            network.rope.aug_active = False  # random positions in training would differ between blocks
 
     def run_stem(self, x: Float[Tensor, "batch ..."]) -> Float[Tensor, "batch ..."]:
         """Tokens, without the position embeddings that come with them."""

@@ -9,7 +9,7 @@ from softtriple.models.backbones.stages import Chain
 
 
 def linear(in_features: int) -> Chain:
-    """The identity, without stages: the encoder's linear head is then the whole model."""
+    """The identity, without stages, so that the encoder's linear head is the whole model."""
     if in_features < 1:
         raise UserError(f"linear: in_features = {in_features} must be positive")
     return Chain({}, num_features=in_features, preprocess=None)
@@ -18,8 +18,8 @@ def linear(in_features: int) -> Chain:
 def mlp(in_features: int, hidden: Sequence[int] = (512, 512)) -> Chain:
     """A linear layer, layer norm and ReLU for each width in ``hidden``.
 
-    Layer norm, not batch norm: the output of a row does not depend on the rest of its batch, so training on batches
-    of few classes computes the same function as inference.
+    Layer norm rather than batch norm: the output of a row does not depend on the rest of its batch, so training on
+    batches of few classes computes the same function as inference.
     """
     sizes = (in_features, *hidden)
     if not hidden or min(sizes) < 1:

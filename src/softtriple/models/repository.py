@@ -1,4 +1,4 @@
-"""Files of a repository on the Hugging Face hub; `huggingface_hub` is imported when they are asked for."""
+"""Downloading from a repository on the Hugging Face hub; `huggingface_hub` is imported on first use."""
 
 import importlib
 import os
@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from softtriple.errors import UserError
-from softtriple.models.backbones.libraries import first_line
+from softtriple.errors import UserError, first_line
 
 
 def check_repository(repo: str) -> None:
@@ -18,7 +17,7 @@ def check_repository(repo: str) -> None:
 
 
 def connect(repo: str) -> Any:
-    """The interface of huggingface_hub to the hub, or to the one at ``$HF_ENDPOINT``."""
+    """A huggingface_hub client, for the hub at ``$HF_ENDPOINT`` if that is set."""
     check_repository(repo)
     try:
         hub = importlib.import_module("huggingface_hub")
@@ -28,12 +27,12 @@ def connect(repo: str) -> Any:
 
 
 def snapshot(repo: str, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """A folder with the files of ``repo`` whose names match ``patterns``, from the hub or, without network, its cache.
+    """A local folder with the files of ``repo`` that match ``patterns``; without network, from the hub's cache.
 
-    ``revision`` is a branch, a tag or a commit. Nothing that is downloaded is executed.
+    ``revision`` is a branch, a tag or a commit. No downloaded file is executed.
     """
     api = connect(repo)
     try:
         return Path(api.snapshot_download(repo, revision=revision, allow_patterns=list(patterns)))
-    except Exception as error:  # whatever the network raises
+    except Exception as error:  # huggingface_hub and its HTTP client raise many types
         raise UserError(f"{repo}: cannot be downloaded from the Hugging Face hub ({first_line(error)})") from error
