@@ -1,11 +1,15 @@
 """Rows and seeds: what is run, what is read, and what is said of a row that cannot be run."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from softtriple.config import Config, with_settings
 from softtriple.errors import UserError
+from softtriple.metrics import evaluate
+from softtriple.papers.recipes import RATES
 from softtriple.papers.runs import (
     Measured,
     Study,
@@ -16,6 +20,7 @@ from softtriple.papers.runs import (
     nothing_ran,
     report_of,
     select,
+    with_chosen_rate,
 )
 from softtriple.progress import Reporter
 
@@ -30,9 +35,24 @@ def test_every_row_is_looked_at_once_per_seed(tmp_path: Path) -> None:
     def look(config, directory, reporter):
         return directory.path.relative_to(tmp_path).as_posix(), config.train.seed, config.train.views
 
-    measured = measure(study(tmp_path, seeds=2, protocol="head", settings=("train.views=7",)), ROWS, look)
+    measured = measure(study(tmp_path, seeds=2, protocol="full", settings=("train.views=7",)), ROWS, look)
     assert measured["b_64"] == Measured((("b_64/seed-0", 0, 7), ("b_64/seed-1", 1, 7)))
     assert list(measured) == list(ROWS)
+
+
+def test_held_out_classes_choose_the_learning_rate_of_a_row(tmp_path: Path) -> None:
+    vectors, labels = torch.eye(4)[[0, 0, 1, 1]], torch.tensor([0, 0, 1, 1])
+    good = evaluate(vectors, labels, recall_at=(1,), kmeans_restarts=0, bootstrap=0)
+    poor = evaluate(vectors, labels[[0, 2, 1, 3]], recall_at=(1,), kmeans_restarts=0, bootstrap=0)
+    for rate in RATES["head"]:
+        folder = tmp_path / "a_64" / f"rate-{rate:g}"
+        folder.mkdir(parents=True)
+        (folder / "validation.json").write_text((good if rate == 4e-4 else poor).to_json())
+        (folder / "report.json").touch()  # finished, and not looked at
+    asking = study(tmp_path, protocol="head")
+    assert with_chosen_rate(asking, "a_64", Config()).train.lr == 4e-4
+    assert with_chosen_rate(replace(asking, settings=("train.lr=0.5",)), "a_64", Config()) == Config()
+    assert with_chosen_rate(replace(asking, protocol="full"), "a_64", Config()) == Config()
 
 
 def test_what_one_row_lacks_is_not_asked_for_again(tmp_path: Path) -> None:

@@ -123,8 +123,12 @@ def reproduce(
         str | None, Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
     ] = None,
     protocol: Annotated[
-        Literal["full", "head"] | None,
-        Option("--protocol", help="full: as in the paper; head: head on cached features (default without a GPU)."),
+        Literal["paper", "full", "head"] | None,
+        Option(
+            "--protocol",
+            help="paper: as published, on BN-Inception; full: all layers of EfficientNet-Lite0; head: a head on its "
+            "cached features (default without a GPU).",
+        ),
     ] = None,
     settings: Settings = None,
     as_json: AsJson = False,

@@ -35,6 +35,7 @@ class Target(NamedTuple):
     shows_one_seed: bool = False
 
 
+PHOTOGRAPHS = ("paper", "full", "head")  # protocols for them
 _CENTERS = ("loss.name", "loss.centers_per_class", "loss.options.tau")
 TARGETS: dict[str, Target] = {
     **{name: Target(partial(make_table, table)) for name, table in read_published().items()},
@@ -69,8 +70,9 @@ def reproduce(
     """Make a table or figure of the paper in ``out``; finished runs there are reused, others are trained.
 
     ``data`` is any data source; ``illustration`` has its own. ``rows`` selects rows; ``settings`` apply to every run.
-    ``protocol`` is for photographs: "full" as in the paper, or "head" on cached features; the default depends on the
-    device. If nothing can be run, the files are still written, and UserError says why.
+    ``protocol`` is for photographs: "paper" as published, "full" for all layers of efficientnet-lite0, or "head" on its
+    cached features; the default depends on the device. If nothing can be run, the files are still written, and
+    UserError says why.
     """
     if target not in TARGETS:
         raise UserError(f"unknown target {target!r}; {did_you_mean(target, TARGETS)}")
@@ -95,7 +97,7 @@ def reproduce(
         settings=tuple(settings),
         benchmark=benchmark,
         lacking=lacking,
-        advice=". Pass the file with --set model.weights=FILE, or use --protocol head." if protocol == "full" else "",
+        advice=". Pass the file with --set model.weights=FILE, or use --protocol full." if protocol == "paper" else "",
     )
     result = TARGETS[target].make(study, rows)
     files = write_result(result, out, target)
@@ -105,11 +107,11 @@ def reproduce(
 
 
 def choose_protocol(data: str, benchmark: Benchmark | None, asked: str | None, *, on_gpu: bool) -> str:
-    """The protocol ``asked`` for; by default, for photographs, "full" on a GPU and "head" on a CPU."""
-    if asked not in (None, "head", "full"):
-        raise UserError(f"unknown protocol {asked!r}; {did_you_mean(asked, ('head', 'full'))}")
+    """The protocol ``asked`` for; by default, for photographs, "paper" on a GPU and "head" on a CPU."""
+    if asked not in (None, *PHOTOGRAPHS):
+        raise UserError(f"unknown protocol {asked!r}; {did_you_mean(asked, PHOTOGRAPHS)}")
     if benchmark is None or isinstance(benchmark.train.items, ImageFiles):
-        return asked or ("full" if on_gpu else "head")
+        return asked or ("paper" if on_gpu else "head")
     if asked is not None:
         raise UserError(f"--protocol {asked} is for photographs, and {data} has none; omit it to train from scratch")
     return "scratch"

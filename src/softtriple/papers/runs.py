@@ -14,13 +14,15 @@ from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.metrics import Report
 from softtriple.models.description import read_description
 from softtriple.papers.hdc import train_hdc
-from softtriple.papers.recipes import PROTOCOLS
+from softtriple.papers.recipes import PROTOCOLS, RATES
 from softtriple.papers.sheets import Block, Facts, Result, Sheet
 from softtriple.progress import Reporter
 from softtriple.report.page import describe_trainable
 from softtriple.training import Run, train
 from softtriple.training.auto import starts_from_weights
 from softtriple.training.directory import RunDir, differences
+
+HELD_OUT = 0.25  # share of the training classes that choose a learning rate
 
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ class Study:
     out: Path
     reporter: Reporter
     seeds: int = 1
-    protocol: str = "full"
+    protocol: str = "paper"
     settings: tuple[str, ...] = ()  # of the user; they override recipe and protocol
     benchmark: Benchmark | None = None  # None: the data are missing, so only finished runs can be read
     lacking: str = ""  # why the data are missing
@@ -77,7 +79,7 @@ def measure(
                 break
             study.reporter.note(f"\n{row}, seed {seed}")
             try:
-                config = study.config(recipe, seed)
+                config = with_chosen_rate(study, row, study.config(recipe, seed))
                 if finished and (changed := departures(config, directory.read_config())):
                     raise UserError(f"{directory.path}: this run has {'; '.join(changed)}. Choose another --out.")
                 values.append(look(config, directory, study.reporter))
@@ -90,6 +92,33 @@ def measure(
                 break
         measured[row] = Measured(tuple(values), reason)
     return measured
+
+
+def with_chosen_rate(study: Study, row: str, config: Config) -> Config:
+    """``config`` with the learning rate of the protocol that retrieves held-out training classes best.
+
+    The candidates are runs of their own, beside those of the row. HDC keeps its rate: its heads start at random.
+    """
+    rates = RATES.get(study.protocol, ())
+    given = any(setting.partition("=")[0].strip() == "train.lr" for setting in study.settings)
+    if not rates or given or config.loss.name == "hdc":
+        return config
+    scores = {}
+    for rate in rates:
+        directory = RunDir(study.out / row / f"rate-{rate:g}")
+        trial = with_values(config, {"train.lr": rate, "train.hold_out": HELD_OUT, "train.seed": 0})
+        report = validation_of(trial, directory, study.reporter)
+        scores[rate] = report.recall[1] + report.map_at_r
+    return with_values(config, {"train.lr": max(scores, key=lambda rate: scores[rate])})
+
+
+def validation_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
+    """The report of a run on held-out training classes; the run is trained first if it is not finished."""
+    if directory.report_file.exists():
+        return directory.read_report("validation.json")
+    validation = run_of(config, directory, reporter).validation
+    assert validation is not None
+    return validation
 
 
 def select(rows: Mapping[str, T], wanted: Sequence[str] | None) -> dict[str, T]:
