@@ -54,9 +54,9 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "full": {
         **_LITE,
         "data.augment": "resized-crop",
-        "model.input_size": 160,
+        "model.input_size": 224,
         "model.eval_size": 256,
-        "train.epochs": 8,
+        "train.epochs": 6,
         "train.head_lr": 4e-4,
         "train.interpolate": 0.5,
     },
