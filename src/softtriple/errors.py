@@ -40,3 +40,29 @@ def counted(number: int, noun: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def first_few(entries: Iterable[object], separator: str = ", ") -> str:
+    """The first three entries as text, and an ellipsis if there are more.
+
+    Example:
+        >>> first_few("abcd"), first_few([1, 2])
+        ('a, b, c, …', '1, 2')
+    """
+    shown = [str(entry) for entry in entries]
+    return separator.join(shown if len(shown) <= 3 else [*shown[:3], "…"])
+
+
+def format_shape(shape: Iterable[int]) -> str:
+    """A shape such as (4, 8, 3) as "4×8×3"."""
+    return "×".join(map(str, shape))
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """``text`` with unprintable characters escaped, which file names may contain and a terminal would interpret.
+
+    Example:
+        >>> print(escaped("photo\\x1b[31m.jpg"))
+        photo\\x1b[31m.jpg
+    """
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
