@@ -23,20 +23,6 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
 
 
-def counted(number: int, noun: str) -> str:
-    """``number`` followed by ``noun`` in the singular or plural.
-
-    Example:
-        >>> counted(1, "class"), counted(2, "class"), counted(0, "query"), counted(3, "test item")
-        ('1 class', '2 classes', '0 queries', '3 test items')
-    """
-    if number == 1:
-        return f"1 {noun}"
-    if noun.endswith("y"):
-        return f"{number} {noun[:-1]}ies"
-    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -66,3 +52,17 @@ def escaped(text: str, keep: str = "") -> str:
         photo\\x1b[31m.jpg
     """
     return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
+def counted(number: int, noun: str) -> str:
+    """``number`` followed by ``noun`` in the singular or plural.
+
+    Example:
+        >>> counted(1, "class"), counted(2, "class"), counted(0, "query"), counted(3, "test item")
+        ('1 class', '2 classes', '0 queries', '3 test items')
+    """
+    if number == 1:
+        return f"1 {noun}"
+    if noun.endswith("y"):
+        return f"{number} {noun[:-1]}ies"
+    return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
