@@ -23,6 +23,37 @@ def did_you_mean(name: str, choices: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def first_few(entries: Iterable[object], separator: str = ", ") -> str:
+    """The first three entries as text, and an ellipsis if there are more.
+
+    Example:
+        >>> first_few("abcd"), first_few([1, 2])
+        ('a, b, c, …', '1, 2')
+    """
+    shown = [str(entry) for entry in entries]
+    return separator.join(shown if len(shown) <= 3 else [*shown[:3], "…"])
+
+
+def format_shape(shape: Iterable[int]) -> str:
+    """A shape such as (4, 8, 3) as "4×8×3"."""
+    return "×".join(map(str, shape))
+
+
+def escaped(text: str, keep: str = "") -> str:
+    """``text`` with unprintable characters escaped, which file names may contain and a terminal would interpret.
+
+    Example:
+        >>> print(escaped("photo\\x1b[31m.jpg"))
+        photo\\x1b[31m.jpg
+    """
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in text)
+
+
 def counted(number: int, noun: str) -> str:
     """``number`` followed by ``noun`` in the singular or plural.
 
@@ -35,8 +66,3 @@ def counted(number: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{number} {noun[:-1]}ies"
     return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

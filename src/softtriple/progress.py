@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from softtriple.errors import escaped
+
 Update = Callable[..., None]
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -23,9 +25,7 @@ class Reporter:
     def note(self, text: str) -> None:
         """Print a line."""
         if not self._quiet:
-            # File names may contain control characters, which a terminal would interpret.
-            shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-            self._console.print(shown, markup=False)
+            self._console.print(escaped(text, keep="\n"), markup=False)
 
     @contextmanager
     def task(self, name: str) -> Iterator[Update]:

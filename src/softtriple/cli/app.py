@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer import Argument, BadParameter, Option
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, escaped
 
 if TYPE_CHECKING:
     from softtriple.metrics import Report
@@ -138,9 +138,7 @@ def command_line() -> str:
 def _fail(reason: str) -> NoReturn:
     if _show_traceback:
         traceback.print_exc()
-    # File names may contain line breaks, and control characters that a terminal would interpret.
-    line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in reason)
-    print(f"{_speaker()}: {line}", file=sys.stderr)
+    print(f"{_speaker()}: {escaped(reason)}", file=sys.stderr)
     sys.exit(1)
 
 

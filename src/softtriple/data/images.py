@@ -19,7 +19,7 @@ from jaxtyping import Float32, UInt8
 from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, features
 from torch import Tensor
 
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, did_you_mean, format_shape
 
 Box = tuple[int, int, int, int]
 
@@ -143,8 +143,8 @@ def to_rgb(image: Image.Image, name: str) -> Image.Image:
 def array_to_rgb(pixels: np.ndarray, name: str) -> Image.Image:
     """An 8-bit array of height×width×3, or height×width, as an RGB image; ``name`` stands for it in errors."""
     if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)):
-        shape = "×".join(map(str, pixels.shape))
-        raise UserError(f"{name}: expected uint8 of height×width×3 (or height×width), got {pixels.dtype} of {shape}")
+        got = f"{pixels.dtype} of {format_shape(pixels.shape)}"
+        raise UserError(f"{name}: expected uint8 of height×width×3 (or height×width), got {got}")
     return to_rgb(Image.fromarray(pixels), name)
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from softtriple.data.images import View, array_to_rgb, center_crop, decode_image, resize_short_side, to_rgb
-from softtriple.errors import UserError
+from softtriple.errors import UserError, format_shape
 from softtriple.models.preprocess import Preprocess, TextPreprocess
 
 Pixels = UInt8[np.ndarray, "height width 3"] | UInt8[np.ndarray, "height width"]
@@ -64,7 +64,9 @@ def _rows(vectors: Any, in_features: int | None) -> np.ndarray:
         return np.empty((0, in_features or 0), dtype=np.float32)
     rows = np.atleast_2d(array)
     if rows.ndim != 2 or rows.shape[1] != in_features or rows.dtype.kind not in "fiu":
-        raise UserError(f"vectors: expected rows of {in_features} numbers, got {array.dtype} of shape {_shape(array)}")
+        raise UserError(
+            f"vectors: expected rows of {in_features} numbers, got {array.dtype} of shape {format_shape(array.shape)}"
+        )
     wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(wrong):
         raise UserError(f"vector {wrong[0]} holds NaN or infinite numbers")
@@ -76,7 +78,9 @@ def _images(images: Any) -> Any:
     if isinstance(images, Tensor):
         # Channels first, as in torchvision; or three grey images.
         if images.ndim == 3 and images.shape[0] == 3 and images.shape[2] != 3:
-            raise UserError(f"images: expected a tensor of height×width×3, got {_shape(images)}; use permute(1, 2, 0)")
+            raise UserError(
+                f"images: expected a tensor of height×width×3, got {format_shape(images.shape)}; use permute(1, 2, 0)"
+            )
         images = images.numpy(force=True)
     single = isinstance(images, str | os.PathLike | Image.Image)
     if isinstance(images, np.ndarray):
@@ -110,7 +114,3 @@ def _batched(items: Any, size: int) -> Iterator[list[tuple[int, Any]]]:
     remaining = enumerate(items)
     while batch := list(itertools.islice(remaining, size)):
         yield batch
-
-
-def _shape(array: np.ndarray | Tensor) -> str:
-    return "×".join(map(str, array.shape))

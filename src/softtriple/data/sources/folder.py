@@ -22,7 +22,7 @@ from softtriple.data.splitting import (
     index_names,
     name_order,
 )
-from softtriple.errors import UserError, counted
+from softtriple.errors import UserError, counted, first_few
 
 TEST_NAMES = ("test", "val", "valid", "validation")
 SKIP = "To leave them out: --on-error skip"
@@ -106,8 +106,7 @@ def list_images(root: Path, on_error: OnError, *, unlabelled: bool = False) -> L
         if not images:
             empty.append(name)
     if empty and (on_error == "stop" or not paths):
-        which = f"{', '.join(empty[:3])}{', …' if len(empty) > 3 else ''}"
-        raise UserError(f"{root}: no images in {counted(len(empty), 'class folder')} ({which}). {SKIP}")
+        raise UserError(f"{root}: no images in {counted(len(empty), 'class folder')} ({first_few(empty)}). {SKIP}")
     skipped += [f"{folders[name]}: a class folder without images" for name in empty]
     return Listing(paths, names, skipped)
 

@@ -17,7 +17,7 @@ from softtriple.data.benchmark import (
     with_notes,
 )
 from softtriple.data.images import ImageError
-from softtriple.errors import UserError, counted
+from softtriple.errors import UserError, counted, first_few
 
 
 class Counts(NamedTuple):
@@ -75,9 +75,8 @@ def check_complete(benchmark: Benchmark, root: Path, on_error: OnError, expected
         kept[name] = split.take(np.flatnonzero(present))
         missing += split.items.take(np.flatnonzero(~present)).paths
     if missing:
-        few = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         total = sum(len(split) for split in benchmark.splits.values())
-        complaints.append(f"{len(missing)} of {total} images are missing: {few}")
+        complaints.append(f"{len(missing)} of {total} images are missing: {first_few(missing)}")
     if not complaints:
         return with_notes(benchmark)
     skipped = tuple(str(ImageError(path, "no such file")) for path in missing)

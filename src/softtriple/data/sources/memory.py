@@ -23,7 +23,7 @@ from softtriple.data.benchmark import (
 )
 from softtriple.data.images import IMAGE_SUFFIXES, array_to_rgb, to_rgb
 from softtriple.data.splitting import contiguous_labels, divide, divided, index_names
-from softtriple.errors import UserError
+from softtriple.errors import UserError, format_shape
 
 
 def make_benchmark(
@@ -103,7 +103,7 @@ def _kind(row: Any) -> str:
 
 
 def _from_array(array: np.ndarray) -> Items:
-    shape = "×".join(map(str, array.shape))
+    shape = format_shape(array.shape)
     if array.ndim == 2 and array.dtype.kind in "fiu":
         with np.errstate(over="ignore"):  # overflow is reported below
             vectors = np.ascontiguousarray(array, dtype=np.float32)
@@ -160,9 +160,7 @@ def _as_labels(labels: Any) -> tuple[Labels, tuple[str, ...]]:
     values = labels.numpy(force=True) if isinstance(labels, Tensor) else labels
     array = np.asarray(values)
     if array.ndim != 1:
-        raise UserError(
-            f"labels have shape {'×'.join(map(str, array.shape)) or 'of one number'}; expected one per item"
-        )
+        raise UserError(f"labels have shape {format_shape(array.shape) or 'of one number'}; expected one per item")
     if array.dtype.kind in "iu":
         numbers, originals = contiguous_labels(array.astype(np.int64))
         return numbers, tuple(str(original) for original in originals)

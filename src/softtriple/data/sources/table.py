@@ -18,7 +18,7 @@ from softtriple.data.images import ImageError
 from softtriple.data.sources.folder import SKIP, TEST_NAMES
 from softtriple.data.sources.vectors import read_parquet
 from softtriple.data.splitting import Division, Splitting, check_no_division, divide, divided, index_names
-from softtriple.errors import UserError, did_you_mean
+from softtriple.errors import UserError, did_you_mean, first_few
 
 Columns = dict[str, list[str]]
 
@@ -61,7 +61,7 @@ def load_table(
         values = [str(table.parent / value) for value in values]
     faults = _find_faults(table, chosen, values, names)
     if faults and (on_error == "stop" or len(faults) == len(names)):
-        few = "; ".join([*faults.values()][:3]) + ("; …" if len(faults) > 3 else "")
+        few = first_few(faults.values(), separator="; ")
         raise UserError(f"{table}: {len(faults)} of {len(names)} rows cannot be used: {few}. {SKIP}")
     notes = [f"columns: {chosen.column!r} ({chosen.kind}) and {chosen.label!r} (label)"]
     if faults:

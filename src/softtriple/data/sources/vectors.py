@@ -15,7 +15,7 @@ from jaxtyping import Float32, Shaped
 from softtriple.data.benchmark import Benchmark, Labels, MissingDataError, OnError, Split, Vectors
 from softtriple.data.sources.folder import SKIP
 from softtriple.data.splitting import Splitting, contiguous_labels, divide, divided, index_names
-from softtriple.errors import UserError, counted
+from softtriple.errors import UserError, counted, first_few, format_shape
 from softtriple.files import atomic_write
 
 ARRAYS = ("vectors", "labels", "class_names", "paths")
@@ -68,8 +68,8 @@ def read_vectors(path: Path, on_error: OnError = "stop") -> VectorFile:
     if not finite.all():
         bad = np.flatnonzero(~finite)
         if on_error == "stop" or not finite.any():
-            rows = ", ".join(str(row) for row in bad[:3]) + (", …" if len(bad) > 3 else "")
-            raise UserError(f"{path}: {len(bad)} of {len(vectors)} vectors are not finite (rows {rows}). {SKIP}")
+            rows = f"rows {first_few(bad)}"
+            raise UserError(f"{path}: {len(bad)} of {len(vectors)} vectors are not finite ({rows}). {SKIP}")
         vectors, labels = vectors[finite], labels[finite]
         paths = None if paths is None else tuple(np.array(paths, dtype=object)[finite])
     skipped = len(finite) - len(vectors)
@@ -122,8 +122,8 @@ def read_parquet(path: Path) -> Any:
 
 def _checked_vectors(path: Path, vectors: Shaped[np.ndarray, "..."]) -> Float32[np.ndarray, "items dim"]:
     if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
-        shape = "×".join(map(str, vectors.shape))
-        raise UserError(f"{path}: vectors must be numbers of shape items×dim, not {vectors.dtype} of shape {shape}")
+        got = f"{vectors.dtype} of shape {format_shape(vectors.shape)}"
+        raise UserError(f"{path}: vectors must be numbers of shape items×dim, not {got}")
     if not vectors.size:
         raise UserError(f"{path}: contains no vectors")
     with np.errstate(over="ignore"):  # overflow is reported with the rows that are not finite
