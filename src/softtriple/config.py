@@ -98,7 +98,7 @@ class TrainConfig:
 
     # Time budget for a pretrained network; decides how many of its stages are trained
     minutes: Number | None = None
-    # About 460 steps for a head on fixed features, 8 epochs for pretrained layers, else the paper's 50
+    # About 460 steps for a head on fixed features, 6 epochs for pretrained layers, else the paper's 50
     epochs: Count | Auto = "auto"
     batch_size: Positive | Auto = "auto"  # 128 for a head on fixed features, else the paper's 32
     lr: Number | Auto = "auto"  # 4e-4 for a head on fixed features (1.6e-3 for texts), else 1e-4; from scratch 1e-3
@@ -111,12 +111,13 @@ class TrainConfig:
     warm_up_epochs: Count = 0  # first train only the head and the centres
     accumulate: Positive = 1  # batches per optimiser step
     views: Positive = 4  # augmented views of each image in the feature cache
-    hold_out: Number = 0.0  # share of the training classes held out for validation
+    # Share of the training classes held out for validation; auto: an eighth while pretrained layers are trained, else 0
+    hold_out: Number | Auto = "auto"
     # Choose the start of a head on fixed features, and when to stop, on held-out training classes
     choose: Literal["on", "off"] = "on"
     stop_after: Count | Auto = "auto"  # epochs to train, at most ``epochs``, which the schedule is planned for
-    # Final weights: 0 gives the initial ones, 1 the trained ones, between: a mixture. auto: chosen on held-out classes
-    # for a head on fixed features, one half for pretrained layers, 1 from scratch
+    # Final weights: 0 gives the initial ones, 1 the trained ones, between: a mixture. auto: chosen on held-out training
+    # classes for a head on fixed features and for pretrained layers, else 1
     interpolate: Number | Auto = "auto"
     evaluate_every: Count = 0  # epochs between evaluations; 0: only at the end
     # auto: on CUDA bfloat16, or float16 where that is not supported; on a CPU float32, or bfloat16 for pretrained

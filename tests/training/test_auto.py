@@ -21,6 +21,7 @@ from softtriple.training.auto import (
     resolve,
     resolve_compile,
     resolve_dim,
+    resolve_hold_out,
     resolve_precision,
     resolve_training,
     trains_head_only,
@@ -98,7 +99,7 @@ HEAD = ["model.trainable=head", "model.head_init=whitened"]
         (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (4, 8), 4e-4, 3]),
         (["model.backbone=linear", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
         (["model.backbone=conv-small", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
-        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 8, "cosine", (3, 6), 1e-4, 3]),
+        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 6, "cosine", (2, 5), 1e-4, 3]),
         (
             ["model.backbone=efficientnet-lite0", "model.trainable=all", "train.choose=off"],
             [32, 50, "step", (20, 40), 1e-4, 10],
@@ -117,7 +118,7 @@ def test_what_is_trained_decides_the_budget(settings: list[str], chosen: list[ob
 @pytest.mark.parametrize(
     ("backbone", "trainable", "choose", "chosen"),
     [
-        ("efficientnet-lite0", "all", "on", ["resized-crop", 4e-4, 0.5]),
+        ("efficientnet-lite0", "all", "on", ["resized-crop", 4e-4, 0.5]),  # without classes to hold out
         ("efficientnet-lite0", "last:2", "on", ["resized-crop", 4e-4, 0.5]),
         ("efficientnet-lite0", "head", "on", ["crop", 4e-4, "auto"]),
         ("efficientnet-lite0", "all", "off", ["crop", 1e-4, "auto"]),  # the paper's protocol
@@ -128,7 +129,7 @@ def test_published_weights_are_changed_with_care(
     backbone: str, trainable: str, choose: str, chosen: list[object]
 ) -> None:
     settings = [f"model.backbone={backbone}", f"model.trainable={trainable}", f"train.choose={choose}"]
-    config = with_settings(Config(), [*settings, "model.head_init=whitened"])
+    config = with_settings(Config(), [*settings, "model.head_init=whitened", "train.hold_out=0.0"])
     config = resolve_training(config, np.full(100, 60), QUIET)
     assert [config.data.augment, config.train.head_lr, config.train.interpolate] == chosen
 
@@ -170,6 +171,7 @@ def test_what_was_chosen_is_kept() -> None:
     settings = ["model.backbone=conv-small", "model.dim=5", "data.augment=none", "train.lr=0.5", "model.trainable=head"]
     settings += ["model.freeze_batch_norm=statistics", "model.pooling=average+max", "model.layer_norm=true"]
     settings += ["model.head_init=pca", "train.batch_size=7", "train.epochs=3", "train.schedule=step"]
+    settings += ["train.head_lr=0.1"]
     config = with_settings(Config(), [*settings, "train.milestones=[1]", "loss.centers_per_class=3"])
     assert resolve(config, benchmark(DATA["drawings"]), QUIET) == config
     assert resolve_dim(config, 512, 10) == config
@@ -178,7 +180,13 @@ def test_what_was_chosen_is_kept() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "size"),
-    [([], 256), (["model.input_size=160"], 160), (["model.eval_size=224"], None), (["train.choose=off"], None)],
+    [
+        ([], 256),
+        (["model.input_size=160"], 160),
+        (["model.eval_size=224"], None),
+        (["train.choose=off"], None),
+        (["model.trainable=all"], None),  # only evaluation sees the larger images
+    ],
 )
 def test_photographs_are_larger_than_the_network_was_trained_on(settings: list[str], size: int | None) -> None:
     config = with_settings(Config(), settings)
@@ -187,7 +195,8 @@ def test_photographs_are_larger_than_the_network_was_trained_on(settings: list[s
 
 @pytest.mark.parametrize(("device", "trainable"), [("cpu", "head"), ("cuda", "all")])
 def test_without_a_budget_the_device_decides_what_is_trained(device: str, trainable: str) -> None:
-    arguments = (Encoder.from_backbone("conv-small", dim=4), benchmark(DATA["drawings"]).train, Reading())
+    reading = Reading(View(size=224, resize=256))
+    arguments = (Encoder.from_backbone("conv-small", dim=4), benchmark(DATA["drawings"]).train, reading)
     config = choose_trainable(Config(), *arguments, torch.device(device), QUIET)
     assert config.model.trainable == trainable
     assert choose_trainable(config, *arguments, torch.device(device), QUIET) == config
@@ -196,15 +205,22 @@ def test_without_a_budget_the_device_decides_what_is_trained(device: str, traina
 @pytest.mark.parametrize(
     ("minutes", "first"),
     [
-        (100, Plan("all", None, 50, 5000.0)),
-        (20, Plan("all", None, 12, 1200.0)),
+        (100, Plan("all", 224, 50, 5000.0)),
+        (20, Plan("all", 224, 12, 1200.0)),
         (5, Plan("all", 160, 5, 5 * 1000 / 10 / 1.96)),  # (224 / 160)² = 1.96 times as fast
         (2, Plan("head", None, 50, 1000 * 4 / 40)),
     ],
 )
 def test_a_budget_is_spent_on_as_much_of_the_network_as_it_allows(minutes: int, first: Plan) -> None:
     plans = plan_training(
-        items=1000, size=224, smallest=160, views=4, epochs=50, forward=40.0, training=10.0, seconds=60.0 * minutes
+        items=1000,
+        size=224,
+        candidates=[224, 160],
+        views=4,
+        epochs=50,
+        forward=40.0,
+        training=10.0,
+        seconds=60.0 * minutes,
     )
     assert plans[0][:3] == first[:3]
     assert plans[0].seconds == pytest.approx(first.seconds)
@@ -225,6 +241,37 @@ def test_a_plan_is_recorded_instead_of_its_budget(monkeypatch: pytest.MonkeyPatc
     config = with_settings(config, ["model.input_size=224"])  # a size that was asked for is kept
     chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
     assert (chosen.model.trainable, chosen.model.input_size) == ("head", 224)
+
+
+@pytest.mark.parametrize(("minutes", "sizes"), [(None, (224, 256)), (1.0, (224, 256)), (0.03, (160, 224))])
+def test_layers_are_trained_on_smaller_images_than_evaluated(
+    minutes: float | None, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choices, "_seconds", lambda function: 1.0)  # for ten items
+    items = benchmark(DATA["drawings"]).train
+    arguments = (Encoder.from_backbone("conv-small", dim=4), items, Reading(View(size=256, resize=293)))
+    config = with_settings(Config(), ["model.backbone=efficientnet-lite0", "model.input_size=256"])
+    config = with_settings(config, [] if minutes is None else [f"train.minutes={minutes}"])
+    device = torch.device("cuda" if minutes is None else "cpu")
+    chosen = choose_trainable(config, *arguments, device, QUIET).model
+    assert (chosen.trainable, chosen.input_size, chosen.eval_size) == ("all", *sizes)
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "share"),
+    [
+        (100, ["model.trainable=all"], 0.125),
+        (20, ["model.trainable=last:1"], 0.25),  # five classes, fewer say little
+        (19, ["model.trainable=all"], 0.0),
+        (100, HEAD, 0.0),
+        (100, ["model.trainable=all", "train.choose=off"], 0.0),
+        (100, ["model.trainable=all", "train.interpolate=0.5"], 0.0),
+        (100, ["model.trainable=all", "train.hold_out=0.5"], 0.5),
+    ],
+)
+def test_classes_are_held_out_while_published_weights_change(classes: int, settings: list[str], share: float) -> None:
+    config = with_settings(Config(), ["model.backbone=efficientnet-lite0", *settings])
+    assert resolve_hold_out(config, classes).train.hold_out == share
 
 
 def test_a_budget_with_nothing_to_decide_is_refused() -> None:

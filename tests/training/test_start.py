@@ -16,7 +16,7 @@ from softtriple.models import Encoder
 from softtriple.models.heads import Start, closed_form_head
 from softtriple.progress import Reporter
 from softtriple.training.run import Run
-from softtriple.training.start import head_start, initialize_backbone
+from softtriple.training.start import choose_network_share, head_start, initialize_backbone, trained_values
 from softtriple.training.train import train
 
 QUIET = Reporter(quiet=True)
@@ -185,3 +185,33 @@ def test_other_networks_stay_as_they_are() -> None:
     before = encoder.fingerprint()
     initialize_backbone(encoder, Split(Vectors(np.zeros((4, 3), dtype=np.float32)), np.array([0, 0, 1, 1])))
     assert encoder.fingerprint() == before
+
+
+def test_held_out_classes_decide_how_far_layers_move() -> None:
+    """Halfway between two identities with one column amplified each, the held-out classes are apart in both columns."""
+    encoder = Encoder.from_backbone("linear", dim=2, in_features=2)
+    encoder.set_head(torch.tensor([[1.0, 0.0], [0.0, 0.01]]), torch.zeros(2))
+    start = trained_values(encoder)
+    encoder.set_head(torch.tensor([[0.01, 0.0], [0.0, 1.0]]), torch.zeros(2))
+    random = np.random.default_rng(0)
+    corners = np.array([[1, 1], [1, -1], [-1, 1], [-1, -1]], dtype=np.float32)
+    labels = np.repeat(np.arange(4), 20)
+    items = corners[labels] + 0.3 * random.standard_normal((80, 2)).astype(np.float32)
+    config = choose_network_share(
+        Config(), encoder, start, labels, lambda: torch.from_numpy(encoder.embed(items)), QUIET
+    )
+    assert config.train.interpolate == 0.5
+    torch.testing.assert_close(encoder.head.weight.detach(), torch.tensor([[0.505, 0.0], [0.0, 0.505]]))
+
+
+def test_layers_that_gained_nothing_return_to_their_start() -> None:
+    encoder = Encoder.from_backbone("linear", dim=2, in_features=2)
+    encoder.set_head(torch.eye(2), torch.zeros(2))
+    start = trained_values(encoder)
+    encoder.set_head(torch.zeros(2, 2), torch.ones(2))  # everything in one place
+    items, labels = np.eye(2, dtype=np.float32)[[0, 0, 1, 1]], np.array([0, 0, 1, 1])
+    config = choose_network_share(
+        Config(), encoder, start, labels, lambda: torch.from_numpy(encoder.embed(items)), QUIET
+    )
+    assert config.train.interpolate == 0
+    torch.testing.assert_close(encoder.head.weight.detach(), torch.eye(2))

@@ -29,7 +29,14 @@ from softtriple.models.encoder import pool
 from softtriple.models.inputs import example_input
 from softtriple.progress import Reporter
 from softtriple.training import Run
-from softtriple.training.auto import CUSTOM, resolve, resolve_compile, resolve_precision, resolve_training
+from softtriple.training.auto import (
+    CUSTOM,
+    resolve,
+    resolve_compile,
+    resolve_hold_out,
+    resolve_precision,
+    resolve_training,
+)
 from softtriple.training.building import encoder_config, training_feeds
 from softtriple.training.directory import RunDir
 from softtriple.training.loading import as_benchmark, divide
@@ -64,6 +71,7 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
         if custom.model.trainable == "auto":
             raise UserError("model.trainable = 'auto': for HDC choose all or head")
         sizes = np.unique(benchmark.train.labels, return_counts=True)[1]
+        custom = resolve_hold_out(custom, len(sizes))
         resolved = resolve_precision(resolve_training(custom, sizes, reporter), dist.device(), reporter)
         resolved = resolve_compile(resolved, int(sizes.sum()), dist.device(), reporter)
         config = replace(resolved, loss=config.loss)

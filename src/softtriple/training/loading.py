@@ -109,9 +109,9 @@ def as_benchmark(data: "Benchmark | str | Config", reporter: Reporter = QUIET) -
 
 def divide(split: Split, config: Config) -> tuple[Rows, Split | None]:
     """The rows to train on, and the split of training classes held out for validation."""
-    if not config.train.hold_out:
+    if config.train.hold_out in (0, "auto"):
         return np.arange(len(split)), None
-    _, held_out = hold_out_classes(split, config.train.hold_out, seed=config.train.seed)
+    _, held_out = hold_out_classes(split, float(config.train.hold_out), seed=config.train.seed)
     return np.flatnonzero(~np.isin(split.labels, held_out.labels)), held_out
 
 

@@ -16,16 +16,18 @@ from softtriple.models.backbones.text import HashedNgrams, tfidf_table
 from softtriple.models.features import Feed
 from softtriple.models.heads import Head, Start, closed_form_head
 from softtriple.progress import Reporter
-from softtriple.training.auto import CUSTOM, trains_head_only
+from softtriple.training.auto import CUSTOM, trains_head_only, tunes_weights
 from softtriple.training.choose import (
     IMAGE_STARTS,
     SENTENCE_STARTS,
+    SHARES,
     TEXT_STARTS,
     VECTOR_STARTS,
     Division,
     best_choice,
     choose_share,
     choose_start,
+    try_retrieval,
 )
 from softtriple.training.fit import fit
 from softtriple.training.loading import QUIET
@@ -127,8 +129,10 @@ def _choose_length(config: Config, problem: HeadProblem, reporter: Reporter) -> 
             f"R@1 {100 * chosen.gain.recall:+.1f}, MAP@R {100 * chosen.gain.map_at_r:+.1f}"
         )
         return replace(config, train=replace(train, stop_after=chosen.epochs, interpolate=chosen.share))
-    share = 1.0 if train.interpolate == "auto" else train.interpolate
-    return replace(config, train=replace(train, interpolate=share))
+    later = tunes_weights(config) and train.hold_out  # after training, by `choose_network_share`
+    if train.interpolate == "auto" and not later:
+        train = replace(train, interpolate=1.0)
+    return replace(config, train=train)
 
 
 def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head, dict[int, Head]]:
@@ -172,13 +176,40 @@ def trained_values(encoder: Encoder) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def return_towards(encoder: Encoder, start: Mapping[str, Tensor], share: float) -> None:
-    """Move the trained parameters back to ``share`` of the way from ``start`` to where they are (WiSE-FT)."""
+def set_between(encoder: Encoder, start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> None:
+    """Set the trained parameters to ``share`` of the way from ``start`` to ``end`` (WiSE-FT, Wortsman et al., 2022)."""
     if share == 1:
+        encoder.load_state_dict(dict(end), strict=False)
         return
     for name, parameter in encoder.named_parameters():
         if name in start:
-            parameter.copy_(torch.lerp(start[name].double(), parameter.cpu().double(), share))
+            parameter.copy_(torch.lerp(start[name].double(), end[name].double(), share))
+
+
+def choose_network_share(
+    config: Config,
+    encoder: Encoder,
+    start: Mapping[str, Tensor],
+    labels: np.ndarray,
+    embed: Callable[[], Tensor],
+    reporter: Reporter,
+) -> Config:
+    """Move the trained layers to the share of the way from ``start`` that retrieves held-out classes best.
+
+    ``embed`` gives the embeddings of the held-out items, with ``labels``, by the encoder as it is.
+    """
+    end, trials = trained_values(encoder), {}
+    for share in (0.0, *SHARES):
+        set_between(encoder, start, end, share)
+        trials[share] = try_retrieval(embed(), labels, np.arange(len(labels)))
+    chosen = max(trials, key=lambda share: trials[share].score)
+    set_between(encoder, start, end, chosen)
+    recall, map_at_r = (100 * (b - a) for a, b in zip(trials[0.0], trials[chosen], strict=True))
+    reporter.note(
+        f"held-out training classes are retrieved best {100 * chosen:.0f} % of the way from the start: "
+        f"R@1 {recall:+.1f}, MAP@R {map_at_r:+.1f}"
+    )
+    return replace(config, train=replace(config.train, interpolate=chosen))
 
 
 def _told(start: Start) -> str:

@@ -20,11 +20,7 @@ from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.files import naming_file, write_text
 from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
 from softtriple.metrics import Calibration, Embeddings, Report, calibrate, evaluate
-from softtriple.models import (
-    Encoder,
-    check_backbone,
-    check_trainable,
-)
+from softtriple.models import Encoder, StagedNetwork, check_backbone, check_trainable
 from softtriple.models.backbones.module import module_name
 from softtriple.models.features import Feed, Feeds, Rows, feature_rows
 from softtriple.models.heads import closed_form_head
@@ -38,6 +34,7 @@ from softtriple.training.auto import (
     resolve,
     resolve_compile,
     resolve_dim,
+    resolve_hold_out,
     resolve_precision,
     resolve_training,
 )
@@ -56,10 +53,11 @@ from softtriple.training.run import Run
 from softtriple.training.start import (
     HeadProblem,
     choose,
+    choose_network_share,
     head_start,
     initialize_backbone,
     initialize_centers,
-    return_towards,
+    set_between,
     trained_values,
 )
 from softtriple.training.tracking import check_trackers, tracking
@@ -187,30 +185,21 @@ def prepare(
     benchmark = _benchmark(config if directory is None else directory.with_own_lists(config), data, reporter)
     if directory is not None:
         directory.check_data(benchmark)
+    _check_classes(benchmark, len(np.unique(benchmark.train.labels)))
     config = resolve(config, benchmark, reporter)
     check_budget(config)
+    torch.manual_seed(config.train.seed)
+    network, size = build_network(config, benchmark, backbone), config.model.input_size
+    config = resolve_dim(config, network.num_features, len(benchmark.train))
+    config = dist.from_main(lambda: _choose_trainable(config, benchmark, network, reporter))
+    config = resolve_hold_out(config, len(np.unique(benchmark.train.labels)))
     rows, held_out = divide(benchmark.train, config)
     labels, classes = contiguous_labels(benchmark.train.labels[rows])
-    if len(classes) < 2:
-        raise UserError(
-            f"{benchmark.name}: only {counted(len(classes), 'class')} to train on; a metric needs at least 2 to tell "
-            "apart. Add classes, lower data.test_share, or split each class instead: --set data.split=instances"
-        )
-    torch.manual_seed(config.train.seed)
-    class_names = tuple(benchmark.class_names[label] for label in classes)
-    network = build_network(config, benchmark, backbone)
-    config = resolve_dim(config, network.num_features, len(rows))
-    encoder = build_encoder(config, benchmark, class_names, network)
-    feeds = training_feeds(config, encoder, reporter)
-    reading = feeds.reading(benchmark.train, "crop" if config.data.augment == "auto" else config.data.augment)
-    size = config.model.input_size
-    config = dist.from_main(
-        lambda: choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
-    )
-    if config.model.input_size != size:  # the plan trains on smaller images
-        network = build_network(config, benchmark, backbone)
-        encoder = build_encoder(config, benchmark, class_names, network)
+    _check_classes(benchmark, len(classes))
     config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
+    if config.model.input_size != size:
+        network = build_network(config, benchmark, backbone)
+    encoder = build_encoder(config, benchmark, [benchmark.class_names[label] for label in classes], network)
     feeds = training_feeds(config, encoder, reporter)
     config = resolve_precision(config, dist.device(), reporter)
     config = resolve_compile(config, len(rows), dist.device(), reporter)
@@ -223,6 +212,24 @@ def prepare(
             whole = build_configured_loss(config, len(classes))
     feeds.frozen = encoder.set_trainable(config.model.trainable)
     return Prepared(config, benchmark, encoder, whole, rows, labels, held_out, feeds)
+
+
+def _check_classes(benchmark: Benchmark, count: int) -> None:
+    if count < 2:
+        raise UserError(
+            f"{benchmark.name}: only {counted(count, 'class')} to train on; a metric needs at least 2 to tell "
+            "apart. Add classes, lower data.test_share, or split each class instead: --set data.split=instances"
+        )
+
+
+def _choose_trainable(config: Config, benchmark: Benchmark, network: StagedNetwork, reporter: Reporter) -> Config:
+    """`choose_trainable`, which may have to measure how fast ``network`` is."""
+    if config.model.trainable != "auto":
+        return config
+    with torch.random.fork_rng(devices=[]):  # the final head is drawn as if this one had not been
+        encoder = build_encoder(config, benchmark, (), network)
+    reading = training_feeds(config, encoder, reporter).reading(benchmark.train, "crop")
+    return choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
 
 
 def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Reporter) -> Run:
@@ -252,6 +259,10 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     def embed(split: Split) -> Embeddings:
         return embed_split(encoder, feeds, split, benchmark.class_names, reporter)
 
+    def embed_held_out() -> Tensor:
+        assert prepared.held_out is not None
+        return embed(prepared.held_out).vectors
+
     def evaluate_epoch() -> dict[str, float]:
         # On the test classes only to watch them, never to choose by: held-out classes are for that.
         name, split, gallery = "test", benchmark.test, benchmark.gallery
@@ -267,8 +278,13 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
             directory=directory, evaluate=evaluate_epoch, device=device, reporter=reporter,
             track=tracker.log,
         )  # fmt: skip
-        assert config.train.interpolate != "auto"
-        return_towards(encoder, start, config.train.interpolate)
+        if config.train.interpolate == "auto":
+            assert prepared.held_out is not None
+            config = choose_network_share(config, encoder, start, prepared.held_out.labels, embed_held_out, reporter)
+            if directory is not None and dist.is_main():
+                directory.write_config(config)
+        else:
+            set_between(encoder, start, trained_values(encoder), config.train.interpolate)
         loss = _whole(loss, prepared.loss, directory)
         if directory is not None and dist.is_main():
             encoder.save(directory.encoder)
