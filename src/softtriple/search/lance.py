@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from jaxtyping import Float32
 from lancedb.index import Bitmap, BTree, IvfFlat
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, first_line
 from softtriple.search import backend
 from softtriple.search.knn import SPARE, check_k
 from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Stored, Vectors
@@ -266,15 +266,11 @@ def _named(uri: str) -> Iterator[None]:
     except Timeout as error:
         raise backend.StoreError(f"{uri}: another process has been writing for {LOCK_SECONDS} seconds") from error
     except (RuntimeError, ValueError, OSError, pa.ArrowException) as error:
-        raise backend.StoreError(f"{uri}: {_first_line(error)}") from error
+        raise backend.StoreError(f"{uri}: {first_line(error)}") from error
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a panic in Rust is no Exception
             raise
         raise backend.StoreError(
-            f"{uri}: LanceDB cannot read the store, which may be damaged ({_first_line(error)}); restore a copy of it, "
+            f"{uri}: LanceDB cannot read the store, which may be damaged ({first_line(error)}); restore a copy of it, "
             "or index the data into another store"
         ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

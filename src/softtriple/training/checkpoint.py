@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from softtriple import dist
-from softtriple.errors import UserError
+from softtriple.errors import UserError, first_line
 from softtriple.files import atomic_write, naming_file
 from softtriple.losses import Loss
 
@@ -87,7 +87,7 @@ def load_checkpoint(
         torch.set_rng_state(state["random"])
         return Position(**state["position"])
     except Exception as error:  # a state of another run makes each of these fail in its own way
-        raise UserError(f"{checkpoints[-1]}: not a state of this run ({_first_line(error)})") from error
+        raise UserError(f"{checkpoints[-1]}: not a state of this run ({first_line(error)})") from error
 
 
 def read_state(path: Path) -> State:
@@ -103,7 +103,7 @@ def read_state(path: Path) -> State:
         state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=several)
     except Exception as error:  # damaged archives raise whatever their reader meets first
         raise UserError(
-            f"{path}: not a readable checkpoint ({_first_line(error)}). Move it away to resume from the one before."
+            f"{path}: not a readable checkpoint ({first_line(error)}). Move it away to resume from the one before."
         ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path}: written by another version of softtriple. Resume with that version.")
@@ -117,10 +117,6 @@ def _write(state: State, path: Path) -> None:
         except RuntimeError as error:
             # torch says "unexpected pos 64 vs 0" where the operating system said that the disk is full.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 # Losses that split their classes over ranks: states are whole in files, so that a run continues on any number of ranks.
