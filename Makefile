@@ -20,16 +20,22 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable '.[dev,docs]'
 	touch $(VENV)/.core $@
 
+# What the tests run in a browser. Without npm those tests are skipped, and say so.
+BROWSER := tests/browser/node_modules/.package-lock.json
+$(BROWSER): tests/browser/package-lock.json
+	npm ci --prefix tests/browser --ignore-scripts --no-audit --no-fund --loglevel=error || \
+	    echo "no packages from npm: the tests that need them will be skipped" >&2
+
 demo: $(VENV)/.core            ## the whole path on data that needs no download
 	$(BIN)/softtriple demo
 
 # Two workers with a thread each: on two cores that is faster than one with two, which mostly wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-test: check                    ## everything CI runs
+test: check $(BROWSER)         ## everything CI runs
 	$(PYTEST)
 
-test-all: check                ## the slow tests too
+test-all: check $(BROWSER)     ## the slow tests too
 	$(PYTEST) -m ''
 
 check: $(VENV)/.dev            ## lint, format, types, import layers
@@ -41,7 +47,7 @@ check: $(VENV)/.dev            ## lint, format, types, import layers
 # Ten times, the files in another order each time, while a process per core burns it: what passes by luck fails here.
 ROUNDS := 10
 BURN := while True: pass
-soak: $(VENV)/.dev             ## the tests ROUNDS times under load; TESTS="tests/gallery" for some of them
+soak: $(VENV)/.dev $(BROWSER)  ## the tests ROUNDS times under load; TESTS="tests/gallery" for some of them
 	@trap 'kill $$burners 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c '$(BURN)' & burners="$$burners $$!"; done; \
 	for round in $$(seq $(ROUNDS)); do \
@@ -71,4 +77,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) tests/browser/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
