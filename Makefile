@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check soak build bench abuse docs docs-serve format clean
+.PHONY: demo test test-all check soak build wheel-test bench abuse docs docs-serve format clean
 .DEFAULT_GOAL := test
 
 # A stamp is newer than pyproject.toml when its environment is up to date, so a second call installs nothing. Both
@@ -58,6 +58,9 @@ build: $(VENV)/.dev            ## the wheel and the sdist, in dist/, checked
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+
+wheel-test: $(VENV)/.dev       ## the wheel alone in an empty environment: demo, train, index, search, serve
+	$(BIN)/pytest -m slow tests/test_wheel.py
 
 bench: $(VENV)/.dev            ## every benchmark, results in benchmarks/results/
 	for name in choosing loss_step evaluate methods search scale training; do $(BIN)/python benchmarks/$$name.py || exit 1; done
