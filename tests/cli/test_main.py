@@ -17,6 +17,7 @@ from PIL import Image
 
 from softtriple import Encoder
 from softtriple.cli import main
+from softtriple.training import Run
 from softtriple.training.fit import row_batches
 
 
@@ -319,6 +320,24 @@ def test_what_the_system_refuses_is_a_sentence_without_a_number(softtriple, vect
     assert answer.status == 1
     assert answer.err.endswith("xxx: File name too long\n")
     assert "Errno" not in answer.err
+
+
+@pytest.mark.parametrize("verb", ["embed", "evaluate", "index", "search"])
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_machine_without_threads_or_memory_is_one_sentence(
+    softtriple, vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, error: Exception
+) -> None:
+    def exhausted(*arguments: object, **options: object) -> None:
+        raise error
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    monkeypatch.setattr(Run, "load", exhausted)
+    options = {"embed": ["--out", "x.npz"], "index": ["--store", "s"], "search": ["--store", "s"]}
+    data = [] if verb == "evaluate" else [vectors]
+    answer = softtriple(verb, tmp_path / "run", *data, *options.get(verb, []))
+    assert (answer.status, answer.out) == (1, "")
+    assert re.fullmatch(r"softtriple: .*out of memory.*\n", answer.err)
 
 
 def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Losses of pytorch-metric-learning by name, alone or with a miner: ``pml:TripletMarginLoss+MultiSimilarityMiner``."""
+"""Losses of pytorch-metric-learning by name, alone or with a miner: ``pml:TripletMarginLoss+MultiSimilarityMiner``.
+
+Tested with version 2.9; no release of version 3 can be installed with Python 3.11, on which the tests run.
+"""
 
 import importlib
 import inspect
