@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-all check soak build bench abuse docs docs-serve format clean
+.PHONY: demo test test-all check soak build wheel-test bench abuse docs docs-serve format clean
 .DEFAULT_GOAL := test
 
 # A stamp is newer than pyproject.toml when its environment is up to date, so a second call installs nothing. Both
@@ -20,16 +20,22 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) --editable '.[dev,docs]'
 	touch $(VENV)/.core $@
 
+# What the tests run in a browser. Without npm those tests are skipped, and say so.
+BROWSER := tests/browser/node_modules/.package-lock.json
+$(BROWSER): tests/browser/package-lock.json
+	npm ci --prefix tests/browser --ignore-scripts --no-audit --no-fund --loglevel=error || \
+	    echo "no packages from npm: the tests that need them will be skipped" >&2
+
 demo: $(VENV)/.core            ## the whole path on data that needs no download
 	$(BIN)/softtriple demo
 
 # Two workers with a thread each: on two cores that is faster than one with two, which mostly wait for each other.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-test: check                    ## everything CI runs
+test: check $(BROWSER)         ## everything CI runs
 	$(PYTEST)
 
-test-all: check                ## the slow tests too
+test-all: check $(BROWSER)     ## the slow tests too
 	$(PYTEST) -m ''
 
 check: $(VENV)/.dev            ## lint, format, types, import layers
@@ -41,7 +47,7 @@ check: $(VENV)/.dev            ## lint, format, types, import layers
 # Ten times, the files in another order each time, while a process per core burns it: what passes by luck fails here.
 ROUNDS := 10
 BURN := while True: pass
-soak: $(VENV)/.dev             ## the tests ROUNDS times under load; TESTS="tests/gallery" for some of them
+soak: $(VENV)/.dev $(BROWSER)  ## the tests ROUNDS times under load; TESTS="tests/gallery" for some of them
 	@trap 'kill $$burners 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c '$(BURN)' & burners="$$burners $$!"; done; \
 	for round in $$(seq $(ROUNDS)); do \
@@ -52,6 +58,9 @@ build: $(VENV)/.dev            ## the wheel and the sdist, in dist/, checked
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+
+wheel-test: $(VENV)/.dev       ## the wheel alone in an empty environment: demo, train, index, search, serve
+	$(BIN)/pytest -m slow tests/test_wheel.py
 
 bench: $(VENV)/.dev            ## every benchmark, results in benchmarks/results/
 	for name in choosing loss_step evaluate methods search scale training; do $(BIN)/python benchmarks/$$name.py || exit 1; done
@@ -71,4 +80,4 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) tests/browser/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -50,7 +50,7 @@ def test_values_are_typed() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("train.epoch=3", "there is no setting 'train.epoch'; did you mean 'epochs'"),
+        ("train.epoch=3", "there is no setting 'train.epoch'; did you mean 'train.epochs'"),
         ("train.epochs", "expected name=value, such as train.epochs=3"),
         ("training.epochs=3", "there is no group 'training' .*did you mean 'train'"),
         ("train.epochs=few", "train.epochs = 'few' must be .*integer"),

@@ -1,11 +1,9 @@
 """Every example runs from start to end in an empty folder and prints what it promises."""
 
-import importlib.util
 import json
 import os
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
 from playwright.sync_api import Route, sync_playwright
+from tests.chromium import CHROMIUM, ONNXRUNTIME
 from tests.intents import write_intents
 from tests.tiny_models import save_text_model
 
@@ -73,7 +74,6 @@ def test_sklearn_pipeline(run: Run) -> None:
 
 
 def test_embed_and_search(run: Run) -> None:
-    pytest.importorskip("lancedb", reason="LanceDB is not installed: nothing tests embed_and_search.py")
     lines = run("embed_and_search.py", "made")
     assert numbers(lines[0])[0] > 0.9
     assert "items of 10 classes in made/store" in lines[4]
@@ -134,12 +134,12 @@ def test_tutorial_notebook(
     assert (tmp_path / "encoder.onnx").is_file()
 
 
+@pytest.mark.skipif(
+    CHROMIUM is None or not ONNXRUNTIME.is_dir(),
+    reason="examples/browser is not tested: it needs chromium, and npm for onnxruntime-web",
+)
 def test_browser(tmp_path: Path, unchecked: None) -> None:
-    """The page gives the vectors of the encoder in headless Chromium; onnxruntime-web comes from npm."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    package = os.environ.get("SOFTTRIPLE_TEST_NODE_MODULES")
-    if chromium is None or package is None:
-        pytest.skip("examples/browser is not tested: npm install onnxruntime-web, SOFTTRIPLE_TEST_NODE_MODULES=FOLDER")
+    """The page gives the vectors of the encoder in headless Chromium."""
     encoder = Encoder.from_backbone("conv-small", dim=8, input_size=28)
     made = export_encoder(encoder, tmp_path / "encoder.onnx")
     (tmp_path / "encoder.json").write_text(json.dumps({"description": made.description}))
@@ -148,13 +148,13 @@ def test_browser(tmp_path: Path, unchecked: None) -> None:
     kinds = {".mjs": "text/javascript", ".wasm": "application/wasm", ".html": "text/html"}
 
     def answer(route: Route) -> None:
-        name = route.request.url.removeprefix("http://softtriple.test/")
-        folder = Path(package).parent if name.startswith("node_modules") else tmp_path
-        file = EXAMPLES / "browser" / "index.html" if not name else folder / name
+        name = route.request.url.removeprefix("http://softtriple.test/") or "index.html"
+        folder = {"index.html": EXAMPLES / "browser", "encoder.json": tmp_path, "encoder.onnx": tmp_path}
+        file = folder.get(name, ONNXRUNTIME) / Path(name).name
         route.fulfill(path=file, content_type=kinds.get(file.suffix))
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page()
         page.route("http://softtriple.test/**", answer)
         page.goto("http://softtriple.test/")
@@ -171,13 +171,11 @@ def test_browser(tmp_path: Path, unchecked: None) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of Lightning, about the loader and the machine
 def test_lightning_module(run: Run) -> None:
-    pytest.importorskip("lightning", reason="Lightning is not installed: nothing tests lightning_module.py")
     assert numbers(run("lightning_module.py")[-1])[0] > 0.9
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")
 def test_sentence_transformers_trainer(run: Run, tmp_path: Path) -> None:
-    pytest.importorskip("datasets", reason="datasets is not installed: nothing tests sentence_transformers_trainer.py")
     save_text_model(tmp_path / "tiny")
     write_intents(tmp_path / "texts.csv", per_intent=8)
     *_, scores, centers = run("sentence_transformers_trainer.py", "texts.csv", "tiny", "2")
@@ -191,13 +189,16 @@ def losses(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"batch (\S+)", text)]
 
 
-@pytest.mark.parametrize("backbone", ["conv-small", "timm:resnet18"])
-def test_finetune_timm(backbone: str, run: Run, tmp_path: Path) -> None:
-    if backbone.startswith("timm:"):
-        if importlib.util.find_spec("timm") is None:
-            pytest.skip("timm is not installed: finetune_timm.py is tested with a network of our own only")
-        if not os.environ.get("SOFTTRIPLE_TEST_DOWNLOADS"):
-            pytest.skip("the weights of timm:resnet18 would be downloaded: allow it by SOFTTRIPLE_TEST_DOWNLOADS=1")
+@pytest.mark.parametrize("backbone", ["conv-small", "timm:test_resnet"])
+def test_finetune_timm(backbone: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create = timm.create_model
+    torch.save(create("test_resnet").state_dict(), tmp_path / "published.pth")
+
+    def create_from_file(name: str, **options: object) -> object:
+        """What timm does after a download."""
+        return create(name, pretrained_cfg_overlay={"file": str(tmp_path / "published.pth")}, **options)
+
+    monkeypatch.setattr(timm, "create_model", create_from_file)
     write_photos(tmp_path / "photos")
     assert run("finetune_timm.py", "photos", backbone, "1")[-1].startswith("unseen classes: R@1")
     assert (tmp_path / "encoder" / "model.safetensors").is_file()

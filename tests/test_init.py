@@ -13,6 +13,12 @@ def test_every_public_name_is_there() -> None:
     assert "SoftTripleEmbedding" in dir(softtriple)
 
 
+def test_a_star_imports_every_public_name() -> None:
+    names: dict[str, object] = {}
+    exec("from softtriple import *", names)
+    assert set(dir(softtriple)) <= names.keys()
+
+
 def test_importing_it_imports_neither_torch_nor_scikit_learn() -> None:
     code = "import sys, softtriple; sys.exit(bool({'torch', 'sklearn', 'numpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

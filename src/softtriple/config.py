@@ -230,7 +230,8 @@ def with_values(config: Config, values: Mapping[str, Any], where: str = "setting
                 raise UserError(f"{where}: there is no group {group!r} in {name}; {did_you_mean(group, place)}")
             place = place[group]
         if key not in place and groups != ["loss", "options"]:
-            raise UserError(f"{where}: there is no setting {name!r}; {did_you_mean(key, place)}")
+            known = [".".join([*groups, other]) for other in place]
+            raise UserError(f"{where}: there is no setting {name!r}; {did_you_mean(name, known)}")
         place[key] = value
     return _build(table, where)
 

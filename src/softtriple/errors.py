@@ -66,3 +66,13 @@ def counted(number: int, noun: str) -> str:
     if noun.endswith("y"):
         return f"{number} {noun[:-1]}ies"
     return f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def byte_size(count: int | float) -> str:
+    """A number of bytes as people write it.
+
+    Example:
+        >>> byte_size(230_000), byte_size(23_300_000), byte_size(8e9)
+        ('0.2 MB', '23.3 MB', '8.00 GB')
+    """
+    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

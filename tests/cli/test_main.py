@@ -17,6 +17,7 @@ from PIL import Image
 
 from softtriple import Encoder
 from softtriple.cli import main
+from softtriple.training import Run
 from softtriple.training.fit import row_batches
 
 
@@ -284,7 +285,7 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "cub:nowhere", "--out", "RUN"], "nowhere"),
         (["train", "VECTORS", "--out", "RUN", "--loss", "triple"], "unknown loss 'triple'; did you mean"),
         (["train", "VECTORS", "--out", "RUN", "--backbone", "resnet"], "unknown backbone 'resnet'; choose from"),
-        (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "'train.epoch'; did you mean 'epochs'"),
+        (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "'train.epoch'; did you mean 'train.epochs'"),
         (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),
         (["train", "VECTORS", "--out", "RUN", "--dim", str(2**62)], "out of memory"),
         (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
@@ -312,6 +313,31 @@ def test_a_corrected_command_may_use_the_same_directory(softtriple, vectors: Pat
     assert train_small(softtriple, vectors, out, "--set", "loss.options.gamma=0.0").status == 1
     answer = train_small(softtriple, vectors, out)
     assert answer.status == 0, answer.err
+
+
+def test_what_the_system_refuses_is_a_sentence_without_a_number(softtriple, vectors: Path, tmp_path: Path) -> None:
+    answer = train_small(softtriple, vectors, tmp_path / ("x" * 300))
+    assert answer.status == 1
+    assert answer.err.endswith("xxx: File name too long\n")
+    assert "Errno" not in answer.err
+
+
+@pytest.mark.parametrize("verb", ["embed", "evaluate", "index", "search"])
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
+def test_a_machine_without_threads_or_memory_is_one_sentence(
+    softtriple, vectors: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, error: Exception
+) -> None:
+    def exhausted(*arguments: object, **options: object) -> None:
+        raise error
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").touch()
+    monkeypatch.setattr(Run, "load", exhausted)
+    options = {"embed": ["--out", "x.npz"], "index": ["--store", "s"], "search": ["--store", "s"]}
+    data = [] if verb == "evaluate" else [vectors]
+    answer = softtriple(verb, tmp_path / "run", *data, *options.get(verb, []))
+    assert (answer.status, answer.out) == (1, "")
+    assert re.fullmatch(r"softtriple: .*out of memory.*\n", answer.err)
 
 
 def test_unreadable_files_stop_or_are_skipped(softtriple, tmp_path: Path) -> None:

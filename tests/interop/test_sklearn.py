@@ -30,10 +30,10 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
-# Its check of the array API is left out by scikit-learn itself, unless the environment sets SCIPY_ARRAY_API.
 @parametrize_with_checks([QUICK, clone(QUICK).set_params(hidden_layer_sizes=(16,))])
 @pytest.mark.usefixtures("unchecked")
-def test_what_scikit_learn_checks(estimator, check) -> None:
+def test_what_scikit_learn_checks(estimator, check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # without it scikit-learn skips its check of the array API
     check(estimator)
 
 

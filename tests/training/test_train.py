@@ -1,5 +1,6 @@
 """Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
 
+import errno
 import json
 from collections import Counter
 from dataclasses import replace
@@ -447,6 +448,15 @@ def test_an_output_folder_that_cannot_be_written_fails_first(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file is a file, not a folder"):
         train("cub:nowhere", out=tmp_path / "file" / "run", reporter=QUIET)
+
+
+def test_an_output_folder_that_cannot_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mkdir(self: Path, *arguments: object, **options: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    with pytest.raises(UserError, match=r"run: cannot be created \(Read-only file system\).*--out"):
+        train(clusters(), out=tmp_path / "run", reporter=QUIET)
 
 
 def test_a_single_class_is_refused_with_advice() -> None:

@@ -85,8 +85,10 @@ def main() -> None:
     except KeyboardInterrupt:
         print(f"{_speaker()}: stopped", file=sys.stderr)
         sys.exit(130)
-    except (UserError, OSError) as error:
+    except UserError as error:
         _fail(str(error))
+    except OSError as error:  # without the number and quotes that Python adds
+        _fail(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
     except MemoryError:
         _fail("out of memory")
     except RuntimeError as error:

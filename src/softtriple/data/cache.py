@@ -27,7 +27,7 @@ from PIL import Image
 from softtriple.data.benchmark import ImageFiles, fingerprint
 from softtriple.data.images import decode_image, open_image, resize_short_side
 from softtriple.data.prefetch import map_ahead
-from softtriple.errors import UserError, counted
+from softtriple.errors import UserError, byte_size, counted
 from softtriple.files import atomic_folder, atomic_write, remove_whole
 
 T = TypeVar("T")
@@ -228,11 +228,11 @@ def open_cache(
     else:
         needed = estimate_bytes(files, short_side)
         images = counted(len(files), "image")
-        size = f"{images} with a short side of {short_side}: about {needed / 1e9:.1f} GB"
+        size = f"{images} with a short side of {short_side}: about {byte_size(needed)}"
         if not fits(needed, budget, folder.parent):
-            notify(f"image cache: {size}, more than the budget of {budget / 1e9:.1f} GB or the free disk: not used")
+            notify(f"image cache: {size}, more than the budget of {byte_size(budget)} or the free disk: not used")
             return None
-        notify(f"image cache: {size} of a budget of {budget / 1e9:.1f} GB: made once, in {folder}")
+        notify(f"image cache: {size} of a budget of {byte_size(budget)}, made once in {folder}")
     return cached(
         folder,
         lambda temporary: _write(temporary, files, short_side, workers, progress),

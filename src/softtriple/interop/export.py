@@ -156,9 +156,7 @@ def export_encoder(
         raise UserError(f"unknown format {format!r}; {did_you_mean(format, FORMATS)}")
     chosen = FORMATS[format]
     if path.suffix != chosen.suffix:
-        raise UserError(
-            f"{path}: the suffix of a {format} file must be {chosen.suffix}, as in {path.stem}{chosen.suffix}"
-        )
+        raise UserError(f"{path}: --format {format} writes {chosen.suffix} files, such as {path.stem}{chosen.suffix}")
     if path.exists() and not force:
         raise UserError(f"{path} already exists. Use --force to overwrite it, or choose another --out")
     if int8 and format != "onnx":

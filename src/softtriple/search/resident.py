@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from softtriple.errors import UserError, counted
+from softtriple.errors import UserError, byte_size, counted
 from softtriple.search import backend
 from softtriple.search.knn import as_cosines, check_k, longest_row, query_blocks, sorted_by_score, top_rows
 from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Store, Stored, Vectors
@@ -47,7 +47,7 @@ def serving(store: Store) -> Serving:
     first = next(iter(store.scan()), ([], None))[0]
     texts = sum(len(item.id) + len(item.source) + len(item.content) for item in first) / max(1, len(first))
     needed = store.count() * (4 * store.dim + texts + 40) / 1e9
-    held = f"{counted(store.count(), 'item')} of {store.dim} dimensions take {_gigabytes(needed)}"
+    held = f"{counted(store.count(), 'item')} of {store.dim} dimensions need {byte_size(1e9 * needed)}"
     if needed <= most:
         reason = f"searched in memory, exactly: {held} of the {_gigabytes(most)} that {BUDGET_VARIABLE} allows"
         return Serving(True, reason)

@@ -162,7 +162,10 @@ class RunDir:
         """
         self.check(resume=resume)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:  # a file system that takes no folders, or is read-only
+                raise UserError(f"{self.path}: cannot be created ({error.strerror}). Choose another --out.") from error
             with filelock.FileLock(self._lock_file, timeout=0):
                 remove_partial(self.path)
                 if not resume:
@@ -182,7 +185,7 @@ class RunDir:
             raise UserError(f"{self.path} already exists. Use --resume to continue it, or choose another --out.")
         parent = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not parent.is_dir():
-            raise UserError(f"{self.path}: {parent} is a file, not a folder. Choose another --out.")
+            raise UserError(f"{parent} is a file, not a folder. Choose another --out.")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise UserError(f"{self.path}: no permission to write to {parent}. Choose another --out.")
 

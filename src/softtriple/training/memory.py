@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from softtriple.errors import UserError
+from softtriple.errors import UserError, byte_size
 from softtriple.losses import Loss
 from softtriple.models import Encoder
 from softtriple.models.inputs import example_input
@@ -26,8 +26,8 @@ class Memory(NamedTuple):
 
     def __str__(self) -> str:
         named = zip(("parameters", "gradients", "optimiser", "loss", "activations"), self, strict=True)
-        parts = ", ".join(f"{name} {_size(count)}" for name, count in named)
-        return f"{_size(sum(self))} ({parts}), plus data"
+        parts = ", ".join(f"{name} {byte_size(count)}" for name, count in named)
+        return f"{byte_size(sum(self))} ({parts}), plus data"
 
 
 def estimate_memory(encoder: nn.Module, loss: Loss, batch_size: int, activations: int = 0) -> Memory:
@@ -88,14 +88,10 @@ def check_memory(needed: Memory, device: torch.device) -> None:
     free = free_memory(device)
     if free is not None and sum(needed) > free:
         raise UserError(
-            f"training needs about {needed}, but only {_size(free)} are free. Make train.batch_size smaller (and "
+            f"training needs about {needed}, but only {byte_size(free)} are free. Make train.batch_size smaller (and "
             "train.accumulate larger), model.input_size smaller, or train only the head: --set model.trainable=head"
         )
 
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

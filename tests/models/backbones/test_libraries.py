@@ -1,8 +1,10 @@
 """Models of other libraries: where they come from, and what is kept of their configuration."""
 
+import sys
 from pathlib import Path
 
 import pytest
+import transformers
 from tests.tiny_models import save_vision_model
 
 from softtriple.errors import UserError
@@ -17,6 +19,24 @@ def test_a_torchvision_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("softtriple.models.backbones.libraries.importlib.import_module", fail)
     with pytest.raises(UserError, match=r"torchvision::nms does not exist.*install the torchvision"):
         build_backbone("timm:resnet18", pretrained=False)
+
+
+def test_a_torchvision_that_does_not_fit_a_model_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers imports the module of a model, and torchvision with it, when its class is looked up."""
+    save_vision_model("vit", tmp_path)
+
+    class Lazy:
+        __spec__ = transformers.__spec__
+        CONFIG_MAPPING = transformers.CONFIG_MAPPING
+
+        def __getattr__(self, name: str) -> None:
+            raise ModuleNotFoundError(f"Could not import module {name!r}")
+
+    monkeypatch.setitem(sys.modules, "transformers", Lazy())
+    with pytest.raises(UserError, match=r"Could not import module 'ViTModel'\).*install the torchvision"):
+        build_backbone(f"hf:{tmp_path}")
 
 
 def test_a_configuration_loses_what_would_load_code() -> None:

@@ -79,7 +79,7 @@ def _choose_columns(table: Path, columns: Columns, path: str | None, text: str |
         raise UserError(f"{table}: path = {path!r} and text = {text!r} cannot both be used; remove one of them")
     for column in (path, text, label):
         if column is not None and column not in columns:
-            raise UserError(f"{table}: no column {column!r} ({', '.join(columns)}); {did_you_mean(column, columns)}")
+            raise UserError(f"{table}: no column {column!r}; {did_you_mean(column, columns)}")
     if path is None and text is None:
         item = _recognise(table, columns, {"path": PATH_NAMES, "text": TEXT_NAMES}, exclude=label)
         path, text = (item, None) if item.lower() in PATH_NAMES else (None, item)

@@ -117,8 +117,9 @@ def vision_network(config: Mapping[str, Any], preprocess: Preprocess, name: str)
     """The architecture that ``config`` describes, with random weights."""
     architecture = ARCHITECTURES[libraries.check_model_type(config, ARCHITECTURES, "vision model", name)]
     kept = libraries.clean_config(config, name)
-    build = getattr(libraries.import_library("transformers", name), architecture.model)
-    model = libraries.build_model(build, kept, name)
+    transformers = libraries.import_library("transformers", name)
+    # Looking up the class imports its module, which may fail: that too is left to build_model.
+    model = libraries.build_model(lambda config: getattr(transformers, architecture.model)(config), kept, name)
     return VisionNetwork(model, architecture, preprocess, {CONFIG: libraries.config_text(kept)})
 
 
