@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 import torch
 
-from softtriple.metrics.suspects import _ClassModel, _votes, check_labels, deal, reduced, whitened
+from softtriple.metrics.suspects import (
+    _ClassModel,
+    _Judgement,
+    _log_posterior,
+    _votes,
+    check_labels,
+    deal,
+    reduced,
+    whitened,
+)
 
 
 def clusters(classes: int = 8, size: int = 20, noise: float = 0.4, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,3 +91,17 @@ def test_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("softtriple.metrics.suspects.AT_ONCE", 400)
     parts = check_labels(features, labels)
     torch.testing.assert_close(whole.odds, parts.odds, rtol=1e-3, atol=1e-3)
+
+
+def test_labels_that_are_often_confused_count_more() -> None:
+    """Two items with the same evidence: one mislabelled as many others are, one as no other is."""
+    classes = torch.tensor([[1, 0]] * 30 + [[0, 1]] * 30 + [[2, 0]] * 20)
+    likelihood = torch.zeros(80, 2)
+    likelihood[:, 0] = 5.0  # most labels are right
+    likelihood[:10] = torch.tensor([0.0, 6.0])  # ten items given as 1 are clearly of class 0
+    likelihood[10] = likelihood[60] = torch.tensor([1.0, 2.0])  # two are in doubt, given as 1 and as 2
+    found = _Judgement(classes, likelihood, torch.zeros(80))
+    uniform, learned = (_log_posterior(found, 3, steps)[:, 1].exp() for steps in (0, 5))
+    assert uniform[10] == uniform[60]
+    assert learned[10] > 2 * learned[60]
+    torch.testing.assert_close(_log_posterior(found, 3, 5).exp().sum(dim=1), torch.ones(80))

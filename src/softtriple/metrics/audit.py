@@ -125,7 +125,7 @@ def class_issues(
     """Classes with too few items, pairs that are confused or look like one, and classes with two separate modes."""
     sizes = labels.bincount()
     few = [ClassIssue("few", (label,), float(size)) for label, size in enumerate(sizes.tolist()) if size < FEW_ITEMS]
-    taken = check.odds > 0
+    taken = check.evidence > 0
     confused = torch.stack([labels[taken], check.suggested[taken]], dim=1).sort(dim=1).values
     pairs = []
     for (one, other), count in Counter(map(tuple, confused.tolist())).items():

@@ -8,11 +8,15 @@ its items that each holds. An item of the fold is then compared with
 - the centres: a mixture, in which a minor centre, such as mislabelled items form, counts for little,
 - its nearest neighbours among all other items, each with a vote that falls with its distance.
 
-Each gives a probability of every class; their logarithms are added. The margin of the best other class over the given
-one ranks the items. One temperature, fitted to the given labels, turns margins into odds. A second pass leaves out of
-the metric, the centres and the votes what the first pass takes for mislabelled.
+Each gives a probability of every class; their logarithms are added, and one temperature is fitted to the given labels.
+A second pass leaves out of the metric, the centres and the votes what the first pass takes for mislabelled.
+
+Wrong labels are seldom drawn from all classes alike: people confuse what is similar. So how often each class is given
+for each other is estimated by expectation maximisation over the items, starting from uniform noise. It weighs the
+evidence about each item, and the odds that follow rank the items.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +41,9 @@ NEIGHBORS = 20
 VOTE_TEMPERATURE = 0.1
 LEAST_VOTE = 0.1  # of a class without a neighbour
 TEMPERATURES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
-NOISE = 0.2  # share of wrong labels reckoned with before looking
+NOISE = 0.2  # prior share of wrong labels
+CANDIDATES = 10  # other classes that an item may belong to
+NOISE_WEIGHT, NOISE_STEPS = 10.0, 5  # items per class that the prior counts for, and steps of the estimate
 AT_ONCE = 1 << 24  # numbers in one scratch tensor
 
 Progress = Callable[[int, int], None]
@@ -47,15 +53,26 @@ Progress = Callable[[int, int], None]
 class LabelCheck:
     """What the other items say about the label of each item.
 
-    ``odds`` rank the items: the log-odds of the class ``suggested`` against the given one. They are minus infinity for
-    an item whose class has no other item, which nothing can be said about. ``wrong`` is the probability that the label
-    is wrong, if wrong labels are drawn from all classes alike. ``closeness`` is the cosine to the nearest centre of
-    any class.
+    ``odds`` rank the items: the log-odds of any other class against the given one. ``evidence`` are those of the
+    likeliest other class from the item alone, before they are weighed by which labels are often confused. Both are
+    minus infinity for an item whose class has no other item, which nothing can be said about. ``suggested`` is the
+    likeliest other class, ``wrong`` the probability that the label is wrong, ``closeness`` the cosine to the nearest
+    centre.
     """
 
     odds: Float[Tensor, " items"]
+    evidence: Float[Tensor, " items"]
     suggested: Int[Tensor, " items"]
     wrong: Float[Tensor, " items"]
+    closeness: Float[Tensor, " items"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Judgement:
+    """The given class of each item and then its likeliest others, their log-likelihoods, and closeness to a centre."""
+
+    classes: Int[Tensor, "items candidates"]
+    log_likelihood: Float[Tensor, "items candidates"]
     closeness: Float[Tensor, " items"]
 
 
@@ -71,10 +88,25 @@ def check_labels(
 
     Memory is bounded: similarities to classes are computed for a few items at a time.
     """
-    rows, fold = reduced(features), deal(labels, folds, seed)
+    rows, fold, num_classes = reduced(features), deal(labels, folds, seed), int(labels.max()) + 1
     everything = torch.ones(len(rows), dtype=torch.bool)
     first = _judge(rows, labels, fold, everything, partial(_half, progress, 0))
-    return _judge(rows, labels, fold, first.wrong < 0.5, partial(_half, progress, 1))
+    trusted = _log_posterior(first, num_classes, steps=0)[:, 0] > math.log(0.5)
+    found = _judge(rows, labels, fold, trusted, partial(_half, progress, 1))
+    posterior = _log_posterior(found, num_classes, steps=NOISE_STEPS)
+    # Relative to uniform noise, so that odds of 0 mean the same for every number of classes.
+    prior = math.log(_hit(num_classes)) - math.log(1 - NOISE)
+    place, likelihood = posterior[:, 1:].argmax(dim=1), found.log_likelihood
+    check = LabelCheck(
+        odds=posterior[:, 1:].logsumexp(dim=1) - posterior[:, 0] - prior,
+        evidence=likelihood[:, 1:].amax(dim=1) - likelihood[:, 0],
+        suggested=found.classes[:, 1:].gather(1, place[:, None])[:, 0],
+        wrong=-torch.expm1(posterior[:, 0]),
+        closeness=found.closeness,
+    )
+    alone = labels.bincount()[labels] < 2
+    check.odds[alone], check.evidence[alone], check.wrong[alone] = -torch.inf, -torch.inf, 0.0
+    return check
 
 
 def _half(progress: Progress, done_before: int, done: int, total: int) -> None:
@@ -87,10 +119,12 @@ def _judge(
     fold: Int[Tensor, " items"],
     trusted: Bool[Tensor, " items"],
     progress: Progress,
-) -> LabelCheck:
+) -> _Judgement:
     """Judge every item by the ``trusted`` ones."""
-    num_classes, sizes = int(labels.max()) + 1, labels.bincount()
-    check = LabelCheck(torch.zeros(len(rows)), torch.zeros_like(labels), *torch.zeros(2, len(rows)))
+    num_classes = int(labels.max()) + 1
+    others = min(CANDIDATES, max(num_classes - 1, 1))
+    classes, likelihood = labels[:, None].repeat(1, 1 + others), torch.zeros(len(rows), 1 + others)
+    closeness = torch.zeros(len(rows))
     given = torch.zeros(len(TEMPERATURES), len(rows))  # log-probability of the given class
     members, done = trusted.nonzero().flatten(), 0
     size = max(1, AT_ONCE // (num_classes * (CENTERS + 3)))
@@ -100,22 +134,46 @@ def _judge(
         model, gallery = _ClassModel.fit(vectors[known], labels[known], num_classes), vectors[members]
         for block in torch.split((fold == part).nonzero().flatten(), size):
             own = labels[block, None]
-            log_probability, check.closeness[block] = model.log_probability(vectors[block])
+            log_probability, closeness[block] = model.log_probability(vectors[block])
             log_probability += _votes(vectors[block], block, gallery, members, labels, num_classes)
-            best, check.suggested[block] = log_probability.scatter(1, own, -torch.inf).max(dim=1)
-            check.odds[block] = best - log_probability.gather(1, own)[:, 0]
+            likelihood[block, :1] = log_probability.gather(1, own)
+            best = log_probability.scatter(1, own, -torch.inf).topk(min(others, num_classes), dim=1)
+            likelihood[block, 1:], classes[block, 1:] = best
             for place, temperature in enumerate(TEMPERATURES):
                 given[place, block] = F.log_softmax(temperature * log_probability, dim=1).gather(1, own)[:, 0]
             done += len(block)
             progress(done, len(rows))
-    alone = sizes[labels] < 2
+    alone = labels.bincount()[labels] < 2
     fitted = int(given[:, ~alone].sum(dim=1).argmax())
-    check.odds.mul_(TEMPERATURES[fitted])
-    # Bayes' rule: a wrong label hits each class but the item's own with the same probability.
-    right, hit = given[fitted].exp(), NOISE / max(num_classes - 1, 1)
-    check.wrong.copy_(hit * (1 - right) / (hit * (1 - right) + (1 - NOISE) * right))
-    check.odds[alone], check.wrong[alone] = -torch.inf, 0.0
-    return check
+    return _Judgement(classes, TEMPERATURES[fitted] * likelihood, closeness)
+
+
+def _hit(num_classes: int) -> float:
+    """Probability that uniform noise gives an item the label of one certain other class."""
+    return NOISE / max(num_classes - 1, 1)
+
+
+def _log_posterior(found: _Judgement, num_classes: int, steps: int) -> Float[Tensor, "items candidates"]:
+    """Logarithm of the probability that an item is of each of its candidate classes.
+
+    The noise, how often a class is given to items of another, starts uniform and is estimated in ``steps`` of
+    expectation maximisation; the uniform one stays in it with the weight of `NOISE_WEIGHT` items per class.
+    """
+    given = found.classes[:, :1]
+    prior = torch.where(found.classes == given, 1 - NOISE, _hit(num_classes))
+    # Pairs of given and candidate class that occur, numbered: all pairs of many classes would not fit in memory.
+    pairs: Tensor = torch.unique(given * num_classes + found.classes, return_inverse=True)[1]
+    noise = prior
+    for _ in range(steps):
+        posterior = F.softmax(found.log_likelihood + noise.log(), dim=1).double()
+        together = torch.zeros(int(pairs.max()) + 1, dtype=torch.float64).index_add_(
+            0, pairs.flatten(), posterior.flatten()
+        )
+        of_class = torch.zeros(num_classes, dtype=torch.float64).index_add_(
+            0, found.classes.flatten(), posterior.flatten()
+        )
+        noise = ((together[pairs] + NOISE_WEIGHT * prior) / (of_class[found.classes] + NOISE_WEIGHT)).float()
+    return F.log_softmax(found.log_likelihood + noise.log(), dim=1)
 
 
 def reduced(features: Float[Tensor, "items features"], width: int = WIDTH) -> Float[Tensor, "items width"]:
