@@ -1,72 +1,27 @@
-"""The page in a real browser: headless Chromium, the only thing these tests need that pip does not install."""
+"""The page in a real browser."""
 
 import re
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
+from tests.gallery.browsing import AXE, forget_refusals, needs_chromium, wait_until
 from tests.gallery.memory_store import MemoryStore
+from tests.gallery.small_audit import make_audit
 from tests.gallery.small_gallery import COLORS, HOSTILE, Collection, make_calibration, running
 
 from softtriple.gallery import Settings, create_app
+from softtriple.gallery.audits import KINDS, Audits
 from softtriple.gallery.compare import Other
 from softtriple.models import Encoder
 from softtriple.search import Item
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-# Not a package of Python; where it is missing, one test is skipped.
-AXE = next((file for file in (Path("node_modules/axe-core/axe.min.js").absolute(),) if file.is_file()), None)
-
-expect.set_options(timeout=30_000)
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="THE PAGE IS NOT TESTED: no chromium here; apt-get install chromium brings it"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield launched
-        launched.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens an address; afterwards nothing may have gone elsewhere and nothing may stand in the console."""
-    pages: list[Page] = []
-    said: list[str] = []
-    requested: list[str] = []
-    origins: list[str] = []
-
-    def start(url: str, **options: object) -> Page:
-        page = browser.new_context(**options).new_page()  # type: ignore[arg-type]
-        page.set_default_timeout(30_000)
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: requested.append(request.url))
-        origins.append(url.partition("/#")[0].removesuffix("/docs"))
-        pages.append(page)
-        page.goto(url)
-        return page
-
-    start.meant = []  # type: ignore[attr-defined]
-    yield start
-    for page in pages:
-        page.context.close()
-    assert [line for line in said if not any(text in line for text in start.meant)] == []  # type: ignore[attr-defined]
-    assert {url for url in requested if not url.startswith((*origins, "blob:", "about:"))} == set()
+pytestmark = needs_chromium
 
 
 def test_upload_shows_neighbours(address: str, open_page, collection: Collection) -> None:
@@ -94,13 +49,13 @@ def test_an_upload_that_nothing_matches(collection: Collection, open_page, tmp_p
     with running(collection.app(calibration=make_calibration())) as url:
         page = open_page(url)
         page.set_input_files("input[multiple]", tmp_path / "yellow.png")
-        expect(page.get_by_text("None of these.")).to_be_visible()
+        expect(page.get_by_text("Probably none of these.")).to_be_visible()
         expect(page.locator("#status")).to_contain_text("none is similar enough")
         results = page.get_by_role("list", name="Neighbours, best first").get_by_role("listitem")
         expect(results.first).to_contain_text(" %")
         page.set_input_files("input[multiple]", collection.folder / "2-3.png")
         expect(results.first.get_by_role("link")).to_have_attribute("title", "2-3.png")
-        expect(page.get_by_text("None of these.")).to_have_count(0)
+        expect(page.get_by_text("Probably none of these.")).to_have_count(0)
         verdict = page.locator(".verdict")
         expect(verdict).to_contain_text(
             re.compile(r"Predicted class: .*Probability [\d.]+\s%, with [\d.]+\s% of the votes")
@@ -109,7 +64,7 @@ def test_an_upload_that_nothing_matches(collection: Collection, open_page, tmp_p
         # Within one class there is nothing to vote on.
         page.get_by_label("Search only in the class").fill("green")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("None of these.")).to_be_visible()
+        expect(page.get_by_text("Probably none of these.")).to_be_visible()
         expect(page.get_by_text("Predicted class")).to_have_count(0)
 
 
@@ -187,14 +142,6 @@ def widths(page: Page) -> list[int]:
     return page.locator(".tiles img").evaluate_all("(images) => images.map((image) => image.naturalWidth)")
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    # Not by wait_for_function, which the content policy of the page forbids.
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def shadow(tile) -> str:
     return tile.locator(".frame").evaluate("(frame) => getComputedStyle(frame).boxShadow")
 
@@ -205,11 +152,6 @@ def test_an_error_is_shown_for_a_bad_file(address: str, open_page, tmp_path: Pat
     page.set_input_files("input[multiple]", tmp_path / "bad.jpg")
     expect(page.get_by_role("alert")).to_contain_text("not a readable image")
     forget_refusals(open_page, 415)
-
-
-def forget_refusals(open_page, status: int) -> None:
-    """Chromium itself writes refused requests to the console, sooner or later; these are meant."""
-    open_page.meant.append(f"the server responded with a status of {status}")
 
 
 def test_unknown_places_say_so(address: str, open_page) -> None:
@@ -653,11 +595,12 @@ def test_nothing_is_wider_than_a_phone(address: str, open_page, path: str) -> No
 
 @pytest.mark.skipif(AXE is None, reason="accessibility is not tested: npm install --no-save axe-core brings axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_inaccessible(collection: Collection, open_page, scheme: str) -> None:
+def test_nothing_is_inaccessible(collection: Collection, open_page, tmp_path: Path, scheme: str) -> None:
     assert AXE is not None
     other = Other(("one", "two"), collection.store)
     paths = ["#/", "#/item/set%2F0-0.png", "#/map?area=-9+-9,9+-9,9+9,-9+9", "#/classes", "#/class/green", "#/compare"]
-    with running(collection.app(other=other)) as url:
+    paths += [f"#/audit?show={kind}" for kind in KINDS]
+    with running(collection.app(other=other, audits=Audits(make_audit(tmp_path / "audit")))) as url:
         for path in [*paths, "docs"]:
             page = open_page(f"{url}/{path}", color_scheme=scheme)
             expect(page.locator("h1")).to_be_visible()

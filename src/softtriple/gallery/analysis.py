@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from softtriple.data.sampling import stream
+from softtriple.errors import UserError
 from softtriple.gallery.layout import digest_of
 from softtriple.losses.centers import MERGED, merge_groups, nearest_centers
 from softtriple.search import Item, Store, nearest
@@ -177,3 +178,15 @@ def center_groups(
         members = closest_first[owners[closest_first] == leader]
         groups.append(CenterGroup(count, [rows[item] for item in members.tolist()]))
     return sorted(groups, key=lambda group: (-len(group.rows), -group.merged))
+
+
+def check_centers(centers: Tensor, num_classes: int, dim: int) -> Float[Tensor, "classes k dim"]:
+    """``centers`` if they are finite and fit the encoder, so that a damaged run fails at the start."""
+    if centers.ndim != 3 or (centers.shape[0], centers.shape[2]) != (num_classes, dim):
+        raise UserError(
+            f"the centres of this run have shape {tuple(centers.shape)}, but its encoder has {num_classes} classes and "
+            f"{dim} dimensions: expected ({num_classes}, k, {dim}). centers.safetensors belongs to another run"
+        )
+    if not centers.isfinite().all():
+        raise UserError("the centres of this run contain NaN or infinite numbers; centers.safetensors is damaged")
+    return centers

@@ -1,6 +1,5 @@
 """Answers to everything that the page and the JSON API ask about a run and its store."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,15 +14,17 @@ from torch import Tensor
 from softtriple.data.benchmark import Kind
 from softtriple.data.images import ImageError
 from softtriple.errors import UserError, counted
-from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, take_snapshot
+from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, check_centers, take_snapshot
+from softtriple.gallery.audits import AuditFile, Audits, findings_page, suggested_labels
 from softtriple.gallery.changes import Changes
 from softtriple.gallery.compare import Comparison, Other, answer_of
 from softtriple.gallery.compare import compare as compare_stores
 from softtriple.gallery.details import image_file, mistakes
 from softtriple.gallery.images import Size, Thumbnails, decode_upload
-from softtriple.gallery.layout import UmapLayout
+from softtriple.gallery.layout import UmapLayout, rounded
 from softtriple.gallery.schemas import (
     About,
+    AuditKind,
     CenterAnswer,
     ClassDecision,
     ClassList,
@@ -32,6 +33,7 @@ from softtriple.gallery.schemas import (
     Column,
     CompareAnswer,
     Confusion,
+    FindingPage,
     HitAnswer,
     ItemAnswer,
     ItemDetails,
@@ -73,6 +75,7 @@ class GalleryService:
         layout_file: Path | None = None,
         changes: Changes | None = None,
         other: Other | None = None,
+        audits: Audits | None = None,
     ) -> None:
         self._encoder, self._store, self._settings = encoder, store, settings
         self._centers = None if centers is None else check_centers(centers, len(encoder.class_names), encoder.dim)
@@ -83,13 +86,15 @@ class GalleryService:
         self._snapshot: Snapshot | None = None
         self._counted = 0.0  # when the classes were last counted
         self._layout, self._changes = UmapLayout(layout_file), changes
-        self._other = other
+        self._other, self._audits = other, audits
         self._compared: tuple[str, Comparison] | None = None  # with the digest of its snapshot
         self._map_answer: tuple[MapState, Method, bytes] | None = None  # the last one
 
     def close(self) -> None:
-        """Stop computing the layout of the map."""
+        """Stop computing the layout of the map and the audit."""
         self._layout.close()
+        if self._audits is not None:
+            self._audits.close()
 
     # From the store.
 
@@ -105,6 +110,7 @@ class GalleryService:
             max_bytes=self._settings.max_bytes,
             edit=self._changes is not None,
             compared=[] if self._other is None else list(self._other.names),
+            audit=self._audits is not None,
         )
 
     def search(self, queries: Sequence[SearchQuery]) -> list[SearchAnswer | Exception]:
@@ -187,9 +193,8 @@ class GalleryService:
         """An item, its file and its centre."""
         item, snapshot = self._item(item_id), self._current_snapshot()
         answer = self._item_answer(item)
-        (row,) = [row for row in snapshot.rows_of(item.class_name).tolist() if snapshot.items[row].id == item_id] or [
-            -1
-        ]
+        members = snapshot.rows_of(item.class_name).tolist()
+        row = next((row for row in members if snapshot.items[row].id == item_id), -1)
         groups = self._groups(snapshot, item.class_name)
         inline = item.source.startswith("data:")
         file = image_file(item.source) if answer.has_picture and not inline else None
@@ -219,8 +224,8 @@ class GalleryService:
                 version=state.version,
                 umap=state.umap,
                 method=method,
-                x=_rounded(points[:, 0]),
-                y=_rounded(points[:, 1]),
+                x=rounded(points[:, 0]),
+                y=rounded(points[:, 1]),
                 labels=snapshot.labels[rows].tolist(),
                 class_names=list(snapshot.class_names),
                 explained=explained,
@@ -228,15 +233,17 @@ class GalleryService:
             )
             if method == "umap":
                 points = self._layout.points(snapshot.digest)
-                answer.x, answer.y, answer.explained = _rounded(points[:, 0]), _rounded(points[:, 1]), None
+                answer.x, answer.y, answer.explained = rounded(points[:, 0]), rounded(points[:, 1]), None
             self._map_answer = state, method, answer.model_dump_json().encode()
         return self._map_answer[2]
 
     def map_column(self, version: str, column: Column) -> MapColumn:
-        """What the items on the map are taken for, or the number of their centre as on the page of their class."""
+        """What the items on the map are taken for, their centre as on the page of their class, or a better label."""
         snapshot = self._map_snapshot(version)
         if column == "prediction":
             values, names = snapshot.taken_for, list(snapshot.class_names)
+        elif column == "suspect":
+            values, names = suggested_labels(self._audit(), snapshot)
         else:
             values = torch.full((len(snapshot.items),), -1)
             for name in snapshot.class_names:
@@ -263,6 +270,16 @@ class GalleryService:
             except UserError as error:
                 raise HTTPException(404, str(error)) from None
         return answer_of(self._compared[1], snapshot, self._other.names, self._hit_answer)
+
+    def audit_findings(self, kind: AuditKind, offset: int, limit: int) -> FindingPage:
+        """Some of what the audit found."""
+        snapshot, found = self._current_snapshot(), self._audit()
+        return findings_page(found, kind, offset, limit, snapshot, self._store, self._item_answer)
+
+    def _audit(self) -> AuditFile:
+        if self._audits is None:
+            raise HTTPException(404, "this gallery has no audit")
+        return self._audits.content()
 
     def _map_snapshot(self, version: str) -> Snapshot:
         snapshot = self._current_snapshot()
@@ -374,22 +391,3 @@ class GalleryService:
             same_class=None if query_class is None else item.class_name == query_class,
             probability=probability,
         )
-
-
-def check_centers(centers: Tensor, num_classes: int, dim: int) -> Float[Tensor, "classes k dim"]:
-    """``centers`` if they are finite and fit the encoder, so that a damaged run fails at the start."""
-    if centers.ndim != 3 or (centers.shape[0], centers.shape[2]) != (num_classes, dim):
-        raise UserError(
-            f"the centres of this run have shape {tuple(centers.shape)}, but its encoder has {num_classes} classes and "
-            f"{dim} dimensions: expected ({num_classes}, k, {dim}). centers.safetensors belongs to another run"
-        )
-    if not centers.isfinite().all():
-        raise UserError("the centres of this run contain NaN or infinite numbers; centers.safetensors is damaged")
-    return centers
-
-
-def _rounded(values: Float[np.ndarray, " points"]) -> list[float]:
-    """``values`` to four digits of the largest: finer than any screen, and half the size to send."""
-    largest = float(np.abs(values).max(initial=0.0))
-    digits = 4 - math.floor(math.log10(largest)) if largest > 0 else 0
-    return [round(value, digits) for value in values.tolist()]

@@ -322,15 +322,15 @@ def _conflict(audit: Audit, group: DuplicateGroup) -> bool:
 
 
 def _item(audit: Audit, row: int) -> dict[str, Any]:
-    """Where an item is: path or text, split and row in it, and label."""
+    """Where an item is: its path, or text and id in a store, split and row in it, and label."""
     split, place = audit.places[row]
     where = {"split": split, "row": place, "label": audit.benchmark.class_names[audit.items.labels[row]]}
     match audit.items.items:
         case ImageFiles(paths):
             return {"path": paths[row], **where}
         case Texts(values):
-            return {"text": values[row], **where}
-    return where
+            return {"item": audit.ids[row], "text": values[row], **where}
+    return {"item": audit.ids[row], **where}
 
 
 def _name(audit: Audit, row: int) -> str:
