@@ -55,6 +55,7 @@ from softtriple.training.measure import embed_split, evaluate_benchmark, evaluat
 from softtriple.training.run import Run
 from softtriple.training.start import HeadProblem, choose, head_start, initialize_backbone, initialize_centers
 from softtriple.training.tracking import check_trackers, tracking
+from softtriple.training.trials import TRIALS_FILE, write_gains
 
 Data = str | Benchmark | tuple[Any, Any]
 
@@ -233,7 +234,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     if not (resuming and baselines and config.train.interpolate == 1):  # else a checkpoint has all that follows
         features = feature_rows(encoder, training)
         baselines = baselines or _measure_baseline(prepared, features, directory)
-        config, start = _start(prepared, encoder.head_input(features), training, loss, device, reporter)
+        config, start = _start(prepared, encoder.head_input(features), training, loss, device, directory, reporter)
     if directory is not None and dist.is_main():
         directory.write_config(config)
 
@@ -305,7 +306,13 @@ def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | 
 
 
 def _start(
-    prepared: Prepared, features: Tensor, training: Feed, loss: Loss, device: torch.device, reporter: Reporter
+    prepared: Prepared,
+    features: Tensor,
+    training: Feed,
+    loss: Loss,
+    device: torch.device,
+    directory: RunDir | None,
+    reporter: Reporter,
 ) -> tuple[Config, Head | None]:
     """Decide where the head starts and how long it trains, and put head and centres there; the head, if not random."""
     config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
@@ -326,6 +333,8 @@ def _start(
         encoder, features, labels, training, splits, build_trial_loss, device, config.model.dims or (encoder.dim,)
     )
     config = choose(config, problem, reporter)
+    if problem.gains and directory is not None and dist.is_main():
+        write_gains(directory.path / TRIALS_FILE, problem.gains)
     if config.model.head_init == "random":
         return config, None
     start = closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config))
