@@ -11,7 +11,7 @@ from tests.gallery.small_audit import make_audit
 from tests.gallery.small_gallery import Collection, running
 
 from softtriple.data.relabel import read_labels
-from softtriple.gallery.audits import Audits
+from softtriple.gallery.audits import KINDS, Audits
 
 pytestmark = needs_chromium
 
@@ -74,6 +74,16 @@ def test_what_a_person_confirms_is_exported(url: str, open_page) -> None:
     decided.get_by_role("button", name="Start over").click()
     expect(decided).to_be_hidden()
     expect(page.locator(".decided")).to_have_count(0)
+    page.goto("about:blank")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_finding_is_wider_than_a_phone(url: str, open_page, kind: str) -> None:
+    page = open_page(f"{url}/#/audit?show={kind}", viewport={"width": 360, "height": 740})
+    expect(page.get_by_role("list", name="Findings").locator("> li").first).to_be_visible()
+    page.get_by_role("button", name=re.compile("Leave out|Dismiss")).first.click()
+    expect(page.get_by_role("region", name="Your decisions")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.goto("about:blank")
 
 

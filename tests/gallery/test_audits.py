@@ -13,7 +13,7 @@ from tests.gallery.small_gallery import HOSTILE, Collection
 from softtriple.errors import UserError
 from softtriple.gallery import Settings, audits
 from softtriple.gallery.audits import Audits, read_audit
-from softtriple.gallery.schemas import AuditAnswer
+from softtriple.gallery.schemas import AuditAnswer, MapColumn
 from softtriple.gallery.service import GalleryService
 
 
@@ -62,7 +62,7 @@ def test_classes_are_shown_by_what_is_wrong_with_them(service: GalleryService) -
 
 
 def test_the_map_has_the_labels_that_suspects_should_have(service: GalleryService) -> None:
-    column = service.map_column(service.map_state().version, "suspect")
+    column = MapColumn.model_validate_json(service.map_column(service.map_state().version, "suspect"))
     assert column.names == ["blue", "green"]
     assert sorted(value for value in column.values if value >= 0) == [0, 1]
 

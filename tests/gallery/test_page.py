@@ -612,6 +612,17 @@ def test_nothing_is_inaccessible(collection: Collection, open_page, tmp_path: Pa
             page.goto("about:blank")
 
 
+def test_every_page_has_its_own_title(address: str, open_page) -> None:
+    titles = {"#/": "Find similar items", "#/map": "Map", "#/class/blue": "blue", "#/item/set%2F0-1.png": "0-1.png"}
+    page = open_page(address)
+    for path, title in titles.items():
+        page.goto(f"{address}/{path}")
+        expect(page).to_have_title(f"{title} · softtriple gallery")
+    page.goto(f"{address}/docs")
+    expect(page).to_have_title("API · softtriple gallery")
+    expect(page.locator("link[rel=icon]")).to_have_attribute("href", "/static/icon.svg")
+
+
 def test_the_documentation_names_every_address(address: str, open_page) -> None:
     page = open_page(f"{address}/docs")
     expect(page.locator(".operation")).to_have_count(15)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class Snapshot:
     class_names: tuple[str, ...]
     sizes: Mapping[str, int]  # items of every class in the store, including classes that were not sampled
     map_points: int = 100_000
+    answers: dict[str, bytes] = field(default_factory=dict)  # large ones, made once
 
     @property
     def total(self) -> int:
@@ -70,25 +71,30 @@ class Snapshot:
             return self.labels
         return self.labels[nearest(self.vectors, self.vectors, 1, exclude_self=True).rows[:, 0]]
 
+    def taken(self, rows: Sequence[int]) -> list[int]:
+        """`taken_for` of some rows; does not wait until it is computed for all."""
+        if "taken_for" in self.__dict__ or len(self.items) < 2:
+            return list(self.taken_for[list(rows)].tolist())
+        found = nearest(self.vectors[list(rows)], self.vectors, 2).rows.tolist() if rows else []
+        others = [second if first == row else first for row, (first, second) in zip(rows, found, strict=True)]
+        return list(self.labels[others].tolist())
+
+    def score(self, class_name: str) -> ClassScore:
+        """The score of a class that was sampled; does not wait until all are computed."""
+        if "scores" in self.__dict__:
+            return self.scores[class_name]
+        rows = self.rows_of(class_name).tolist()
+        taken = Counter(self.class_names[label] for label in self.taken(rows))
+        right = taken.pop(class_name, 0)
+        return ClassScore(
+            class_name, len(rows), right / len(rows) if len(rows) > 1 else None, tuple(taken.most_common())
+        )
+
     @cached_property
     def scores(self) -> dict[str, ClassScore]:
         """The score of each class by name, lowest recall first."""
-        pairs = Counter(zip(self.labels.tolist(), self.taken_for.tolist(), strict=True))
-        sizes = Counter(self.labels.tolist())
-        confused: dict[int, list[tuple[str, int]]] = {label: [] for label in sizes}
-        for (label, other), count in pairs.most_common():
-            if other != label:
-                confused[label].append((self.class_names[other], count))
-        scores = [
-            ClassScore(
-                name,
-                sizes[label],
-                pairs[label, label] / sizes[label] if sizes[label] > 1 else None,
-                tuple(confused[label]),
-            )
-            for label, name in enumerate(self.class_names)
-        ]
-        scores.sort(key=lambda score: (score.recall is None, score.recall, score.name))
+        _ = self.taken_for  # of all items at once
+        scores = sorted(map(self.score, self.class_names), key=lambda one: (one.recall is None, one.recall, one.name))
         return {score.name: score for score in scores}
 
     @cached_property

@@ -183,10 +183,10 @@ def create_app(
         image = await reading.run(lambda: service.thumbnail(id, size))
         return Response(image, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
 
-    @api.get("/classes", tags=["classes"])
-    async def classes() -> schemas.ClassList:
+    @api.get("/classes", tags=["classes"], response_model=schemas.ClassList)
+    async def classes() -> Response:
         """Recall@1 of every class and the classes it is confused with, lowest recall first."""
-        return await analyzing.run(service.classes)
+        return Response(await analyzing.run(service.classes), media_type="application/json")
 
     @api.get("/class-names", tags=["classes"])
     async def class_names() -> schemas.ClassNames:
@@ -208,10 +208,11 @@ def create_app(
         """Whether the UMAP layout is ready; faster than /api/map."""
         return await analyzing.run(service.map_state)
 
-    @api.get("/map/column", tags=["map"])
-    async def map_column(version: MapVersion, column: MapProperty) -> schemas.MapColumn:
+    @api.get("/map/column", tags=["map"], response_model=schemas.MapColumn)
+    async def map_column(version: MapVersion, column: MapProperty) -> Response:
         """The class that each item on the map is taken for, its centre, or the class that a suspect should have."""
-        return await analyzing.run(lambda: service.map_column(version, column))
+        answer = await analyzing.run(lambda: service.map_column(version, column))
+        return Response(answer, media_type="application/json")
 
     @api.get("/map/items", tags=["map"])
     async def map_items(version: MapVersion, row: MapRows) -> schemas.MapItems:

@@ -88,7 +88,6 @@ class GalleryService:
         self._layout, self._changes = UmapLayout(layout_file), changes
         self._other, self._audits = other, audits
         self._compared: tuple[str, Comparison] | None = None  # with the digest of its snapshot
-        self._map_answer: tuple[MapState, Method, bytes] | None = None  # the last one
 
     def close(self) -> None:
         """Stop computing the layout of the map and the audit."""
@@ -157,16 +156,19 @@ class GalleryService:
         more = offset + limit < len(rows)
         return ItemPage(items=answers, total=len(rows), next_offset=offset + limit if more else None)
 
-    def classes(self) -> ClassList:
-        """Every class, lowest recall first."""
+    def classes(self) -> bytes:
+        """A `ClassList` as JSON: every class, lowest recall first."""
         snapshot = self._current_snapshot()
-        rated = [(score.recall, score.items) for score in snapshot.scores.values() if score.recall is not None]
-        sampled = len(snapshot.items)
-        return ClassList(
-            classes=[self._summary(snapshot, name) for name in snapshot.scores],
-            recall=sum(recall * items for recall, items in rated) / sum(items for _, items in rated) if rated else None,
-            sampled=sampled if sampled < snapshot.total else None,
-        )
+        if "classes" not in snapshot.answers:
+            rated = [(score.recall, score.items) for score in snapshot.scores.values() if score.recall is not None]
+            measured, sampled = sum(items for _, items in rated), len(snapshot.items)
+            answer = ClassList(
+                classes=[self._summary(snapshot, name) for name in snapshot.scores],
+                recall=sum(recall * items for recall, items in rated) / measured if rated else None,
+                sampled=sampled if sampled < snapshot.total else None,
+            )
+            snapshot.answers["classes"] = answer.model_dump_json().encode()
+        return snapshot.answers["classes"]
 
     def class_page(self, class_name: str) -> ClassPage:
         """A class, with the items nearest to each of its centres."""
@@ -218,7 +220,8 @@ class GalleryService:
         if method == "umap" and state.umap != "ready":
             raise HTTPException(404, f"the UMAP layout is {state.umap}")
         method = method or ("umap" if state.umap == "ready" else "pca")
-        if self._map_answer is None or self._map_answer[:2] != (state, method):
+        key = f"{method} {state.umap}"
+        if key not in snapshot.answers:
             rows, points, explained = snapshot.projection
             answer = MapAnswer(
                 version=state.version,
@@ -234,12 +237,14 @@ class GalleryService:
             if method == "umap":
                 points = self._layout.points(snapshot.digest)
                 answer.x, answer.y, answer.explained = rounded(points[:, 0]), rounded(points[:, 1]), None
-            self._map_answer = state, method, answer.model_dump_json().encode()
-        return self._map_answer[2]
+            snapshot.answers[key] = answer.model_dump_json().encode()
+        return snapshot.answers[key]
 
-    def map_column(self, version: str, column: Column) -> MapColumn:
-        """What the items on the map are taken for, their centre as on the page of their class, or a better label."""
+    def map_column(self, version: str, column: Column) -> bytes:
+        """A `MapColumn` as JSON: what items are taken for, their centre as on the page of their class, or a label."""
         snapshot = self._map_snapshot(version)
+        if column in snapshot.answers:
+            return snapshot.answers[column]
         if column == "prediction":
             values, names = snapshot.taken_for, list(snapshot.class_names)
         elif column == "suspect":
@@ -250,7 +255,9 @@ class GalleryService:
                 for number, group in enumerate(self._groups(snapshot, name)):
                     values[group.rows] = number
             names = [f"Centre {number + 1}" for number in range(int(values.max()) + 1 if len(values) else 0)]
-        return MapColumn(version=version, values=values[snapshot.map_rows].tolist(), names=names)
+        answer = MapColumn(version=version, values=values[snapshot.map_rows].tolist(), names=names)
+        snapshot.answers[column] = answer.model_dump_json().encode()
+        return snapshot.answers[column]
 
     def map_items(self, version: str, rows: list[int]) -> MapItems:
         """The items in ``rows`` of the map."""
@@ -326,8 +333,7 @@ class GalleryService:
     def _members(self, snapshot: Snapshot, rows: list[int]) -> list[ItemAnswer]:
         """Items of one class, with what they are taken for."""
         answers = [self._item_answer(snapshot.items[row]) for row in rows]
-        for row, answer in zip(rows, answers, strict=True):
-            label = snapshot.taken_for[row]
+        for row, answer, label in zip(rows, answers, snapshot.taken(rows), strict=True):
             if label != snapshot.labels[row]:
                 answer.taken_for = snapshot.class_names[label]
         return answers
@@ -335,7 +341,7 @@ class GalleryService:
     def _summary(self, snapshot: Snapshot, class_name: str) -> ClassSummary:
         number = self._trained.get(class_name)
         not_sampled = ClassScore(class_name, snapshot.sizes[class_name], recall=None, confused=())
-        score = snapshot.scores.get(class_name, not_sampled)
+        score = snapshot.score(class_name) if class_name in snapshot.class_names else not_sampled
         return ClassSummary(
             class_name=class_name,
             items=score.items,
