@@ -55,9 +55,12 @@ class Snapshot:
 
     def rows_of(self, class_name: str) -> Int[Tensor, " rows"]:
         """The rows of the items of a class; none if the class was not sampled."""
-        if class_name not in self.class_names:
-            return torch.empty(0, dtype=torch.int64)
-        return (self.labels == self.class_names.index(class_name)).nonzero()[:, 0]
+        return self._members.get(class_name, torch.empty(0, dtype=torch.int64))
+
+    @cached_property
+    def _members(self) -> dict[str, Int[Tensor, " rows"]]:
+        sizes = self.labels.bincount(minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, torch.split(self.labels.argsort(stable=True), sizes), strict=True))
 
     @cached_property
     def order(self) -> list[int]:
