@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+from tests.chromium import CHROMIUM
 from tests.gallery.small_gallery import Collection, make_collection, running
 from tests.leaks import nothing_left_open
 
@@ -43,3 +45,39 @@ def gallery(collection: Collection) -> Iterator[Callable[..., httpx.Client]]:
     for context, client in opened:
         client.close()
         context.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens an address; afterwards nothing may have gone elsewhere and nothing may stand in the console."""
+    pages: list[Page] = []
+    said: list[str] = []
+    requested: list[str] = []
+    origins: list[str] = []
+
+    def start(url: str, **options: object) -> Page:
+        page = browser.new_context(**options).new_page()  # type: ignore[arg-type]
+        page.set_default_timeout(30_000)
+        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: requested.append(request.url))
+        origins.append(url.partition("/#")[0].removesuffix("/docs"))
+        pages.append(page)
+        page.goto(url)
+        return page
+
+    start.meant = []  # type: ignore[attr-defined]
+    yield start
+    for page in pages:
+        page.context.close()
+    assert [line for line in said if not any(text in line for text in start.meant)] == []  # type: ignore[attr-defined]
+    assert {url for url in requested if not url.startswith((*origins, "blob:", "about:"))} == set()

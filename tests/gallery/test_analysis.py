@@ -41,6 +41,15 @@ def test_a_snapshot_is_the_store() -> None:
         np.testing.assert_allclose(snapshot.vectors[row], store.get([item.id])[0].vector, atol=1e-6)
 
 
+def test_a_class_does_not_wait_for_the_others() -> None:
+    snapshot, whole = random_snapshot(), random_snapshot()
+    assert {name: snapshot.score(name) for name in snapshot.class_names} == whole.scores
+    rows = [3, 0, 40]
+    assert snapshot.taken(rows) == whole.taken_for[rows].tolist() == whole.taken(rows)
+    assert snapshot.taken([]) == []
+    assert "taken_for" not in snapshot.__dict__
+
+
 def test_a_large_store_is_sampled_by_whole_classes_so_that_recall_is_that_of_the_store() -> None:
     """Pairs that find each other: thinned one by one, most would be alone."""
     random = np.random.default_rng(0)

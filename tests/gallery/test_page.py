@@ -1,67 +1,28 @@
-"""The page in a real browser: headless Chromium, the only thing these tests need that pip does not install."""
+"""The page in a real browser."""
 
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import Browser, Page, expect, sync_playwright
-from tests.chromium import AXE, CHROMIUM
+from playwright.sync_api import Page, expect
+from tests.chromium import AXE
+from tests.gallery.browsing import forget_refusals, needs_chromium, wait_until
 from tests.gallery.memory_store import MemoryStore
+from tests.gallery.small_audit import make_audit
 from tests.gallery.small_gallery import COLORS, HOSTILE, Collection, make_calibration, running
 
 from softtriple.gallery import Settings, create_app
+from softtriple.gallery.audits import KINDS, Audits
 from softtriple.gallery.compare import Other
 from softtriple.models import Encoder
 from softtriple.search import Item
 
-expect.set_options(timeout=30_000)
-
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="THE PAGE IS NOT TESTED: no chromium here; apt-get install chromium brings it"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield launched
-        launched.close()
-
-
-@pytest.fixture
-def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens an address; afterwards nothing may have gone elsewhere and nothing may stand in the console."""
-    pages: list[Page] = []
-    said: list[str] = []
-    requested: list[str] = []
-    origins: list[str] = []
-
-    def start(url: str, **options: object) -> Page:
-        page = browser.new_context(**options).new_page()  # type: ignore[arg-type]
-        page.set_default_timeout(30_000)
-        page.on("console", lambda message: said.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: requested.append(request.url))
-        origins.append(url.partition("/#")[0].removesuffix("/docs"))
-        pages.append(page)
-        page.goto(url)
-        return page
-
-    start.meant = []  # type: ignore[attr-defined]
-    yield start
-    for page in pages:
-        page.context.close()
-    assert [line for line in said if not any(text in line for text in start.meant)] == []  # type: ignore[attr-defined]
-    assert {url for url in requested if not url.startswith((*origins, "blob:", "about:"))} == set()
+pytestmark = needs_chromium
 
 
 def test_upload_shows_neighbours(address: str, open_page, collection: Collection) -> None:
@@ -89,13 +50,13 @@ def test_an_upload_that_nothing_matches(collection: Collection, open_page, tmp_p
     with running(collection.app(calibration=make_calibration())) as url:
         page = open_page(url)
         page.set_input_files("input[multiple]", tmp_path / "yellow.png")
-        expect(page.get_by_text("None of these.")).to_be_visible()
+        expect(page.get_by_text("Probably none of these.")).to_be_visible()
         expect(page.locator("#status")).to_contain_text("none is similar enough")
         results = page.get_by_role("list", name="Neighbours, best first").get_by_role("listitem")
         expect(results.first).to_contain_text(" %")
         page.set_input_files("input[multiple]", collection.folder / "2-3.png")
         expect(results.first.get_by_role("link")).to_have_attribute("title", "2-3.png")
-        expect(page.get_by_text("None of these.")).to_have_count(0)
+        expect(page.get_by_text("Probably none of these.")).to_have_count(0)
         verdict = page.locator(".verdict")
         expect(verdict).to_contain_text(
             re.compile(r"Predicted class: .*Probability [\d.]+\s%, with [\d.]+\s% of the votes")
@@ -104,7 +65,7 @@ def test_an_upload_that_nothing_matches(collection: Collection, open_page, tmp_p
         # Within one class there is nothing to vote on.
         page.get_by_label("Search only in the class").fill("green")
         page.keyboard.press("Enter")
-        expect(page.get_by_text("None of these.")).to_be_visible()
+        expect(page.get_by_text("Probably none of these.")).to_be_visible()
         expect(page.get_by_text("Predicted class")).to_have_count(0)
 
 
@@ -182,14 +143,6 @@ def widths(page: Page) -> list[int]:
     return page.locator(".tiles img").evaluate_all("(images) => images.map((image) => image.naturalWidth)")
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    # Not by wait_for_function, which the content policy of the page forbids.
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def shadow(tile) -> str:
     return tile.locator(".frame").evaluate("(frame) => getComputedStyle(frame).boxShadow")
 
@@ -200,11 +153,6 @@ def test_an_error_is_shown_for_a_bad_file(address: str, open_page, tmp_path: Pat
     page.set_input_files("input[multiple]", tmp_path / "bad.jpg")
     expect(page.get_by_role("alert")).to_contain_text("not a readable image")
     forget_refusals(open_page, 415)
-
-
-def forget_refusals(open_page, status: int) -> None:
-    """Chromium itself writes refused requests to the console, sooner or later; these are meant."""
-    open_page.meant.append(f"the server responded with a status of {status}")
 
 
 def test_unknown_places_say_so(address: str, open_page) -> None:
@@ -648,10 +596,11 @@ def test_nothing_is_wider_than_a_phone(address: str, open_page, path: str) -> No
 
 @pytest.mark.skipif(not AXE.is_file(), reason="accessibility is not tested: it needs npm for axe-core")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_inaccessible(collection: Collection, open_page, scheme: str) -> None:
+def test_nothing_is_inaccessible(collection: Collection, open_page, tmp_path: Path, scheme: str) -> None:
     other = Other(("one", "two"), collection.store)
     paths = ["#/", "#/item/set%2F0-0.png", "#/map?area=-9+-9,9+-9,9+9,-9+9", "#/classes", "#/class/green", "#/compare"]
-    with running(collection.app(other=other)) as url:
+    paths += [f"#/audit?show={kind}" for kind in KINDS]
+    with running(collection.app(other=other, audits=Audits(make_audit(tmp_path / "audit")))) as url:
         for path in [*paths, "docs"]:
             page = open_page(f"{url}/{path}", color_scheme=scheme)
             expect(page.locator("h1")).to_be_visible()
@@ -663,6 +612,17 @@ def test_nothing_is_inaccessible(collection: Collection, open_page, scheme: str)
             assert len(result["passes"]) > (10 if scheme == "light" else 0)
             assert [(one["id"], one["nodes"][0]["html"]) for one in result["violations"]] == []
             page.goto("about:blank")
+
+
+def test_every_page_has_its_own_title(address: str, open_page) -> None:
+    titles = {"#/": "Find similar items", "#/map": "Map", "#/class/blue": "blue", "#/item/set%2F0-1.png": "0-1.png"}
+    page = open_page(address)
+    for path, title in titles.items():
+        page.goto(f"{address}/{path}")
+        expect(page).to_have_title(f"{title} · softtriple gallery")
+    page.goto(f"{address}/docs")
+    expect(page).to_have_title("API · softtriple gallery")
+    expect(page.locator("link[rel=icon]")).to_have_attribute("href", "/static/icon.svg")
 
 
 def test_the_documentation_names_every_address(address: str, open_page) -> None:

@@ -24,6 +24,7 @@ from softtriple.report.tables import Method
 from softtriple.training import Run, train
 from softtriple.training import run as run_module
 from softtriple.training.baseline import verdict
+from softtriple.training.trials import Gain
 
 LOSSES = ("softtriple", "semi-hard")
 
@@ -285,6 +286,17 @@ def test_charts_only_for_what_there_is():
     assert page_of(replace(SOFTMAX, losses=())).find(".//svg") is None
     held_out = page_of(replace(NOTHING, held_out_recall=((1, 0.5), (2, 0.75)))).findall(".//svg[@role='img']")
     assert [chart.get("aria-label") for chart in held_out] == ["Recall@1 on held-out classes by epoch"]
+
+
+def test_trials_are_drawn_with_what_was_chosen():
+    gains = tuple(Gain(epoch, share, epoch * share / 100, 0.0) for epoch in (1, 2) for share in (0.5, 1.0))
+    tried = replace(NOTHING, gains=(Gain(0, 0.0, 0.0, 0.0), *gains), chosen=gains[-1])
+    (figure,) = page_of(tried).findall(".//figure")
+    assert figure.find("svg").get("aria-label") == "Gain in Recall@1 on held-out classes by epoch"
+    assert "Chosen: epoch 2, 100 % of the way (+2.0 points)." in text(figure)
+    assert [text(entry) for entry in figure.findall(".//li")] == ["50 % of the way", "100 % of the way"]
+    start = page_of(replace(tried, chosen=tried.gains[0]), NOTHING)
+    assert "no training helped in every trial" in text(start.find(".//figure"))
 
 
 def test_hardest_classes_come_first_and_end_at_ten():

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Option
@@ -113,9 +114,12 @@ def serve(
     compare_store: Annotated[
         str | None, Option("--compare-store", help="Store of the other run.", metavar="URI2")
     ] = None,
+    audit: Annotated[
+        Path | None, Option("--audit", help="Show this audit instead of making one.", metavar="DIR")
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """Serve a web gallery of RUN and its store: search by image, a map of all items, and the most confused classes."""
+    """Serve a web gallery of RUN and its store: search, a map, which classes fail and why, and what is wrong."""
     if (compare is None) != (compare_store is None):
         raise BadParameter("--compare RUN2 and --compare-store URI2 go together", param_hint="--compare")
     from softtriple.errors import UserError
@@ -136,5 +140,6 @@ def serve(
         trust=trust,
         edit=edit,
         compare=None if compare is None or compare_store is None else (compare, compare_store),
+        audit=audit,
         reporter=Reporter(),
     )

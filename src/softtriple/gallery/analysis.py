@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from softtriple.data.sampling import stream
+from softtriple.errors import UserError
 from softtriple.gallery.layout import digest_of
 from softtriple.losses.centers import MERGED, merge_groups, nearest_centers
 from softtriple.search import Item, Store, nearest
@@ -45,6 +46,7 @@ class Snapshot:
     class_names: tuple[str, ...]
     sizes: Mapping[str, int]  # items of every class in the store, including classes that were not sampled
     map_points: int = 100_000
+    answers: dict[str, bytes] = field(default_factory=dict)  # large ones, made once
 
     @property
     def total(self) -> int:
@@ -53,9 +55,12 @@ class Snapshot:
 
     def rows_of(self, class_name: str) -> Int[Tensor, " rows"]:
         """The rows of the items of a class; none if the class was not sampled."""
-        if class_name not in self.class_names:
-            return torch.empty(0, dtype=torch.int64)
-        return (self.labels == self.class_names.index(class_name)).nonzero()[:, 0]
+        return self._members.get(class_name, torch.empty(0, dtype=torch.int64))
+
+    @cached_property
+    def _members(self) -> dict[str, Int[Tensor, " rows"]]:
+        sizes = self.labels.bincount(minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, torch.split(self.labels.argsort(stable=True), sizes), strict=True))
 
     @cached_property
     def order(self) -> list[int]:
@@ -69,25 +74,30 @@ class Snapshot:
             return self.labels
         return self.labels[nearest(self.vectors, self.vectors, 1, exclude_self=True).rows[:, 0]]
 
+    def taken(self, rows: Sequence[int]) -> list[int]:
+        """`taken_for` of some rows; does not wait until it is computed for all."""
+        if "taken_for" in self.__dict__ or len(self.items) < 2:
+            return list(self.taken_for[list(rows)].tolist())
+        found = nearest(self.vectors[list(rows)], self.vectors, 2).rows.tolist() if rows else []
+        others = [second if first == row else first for row, (first, second) in zip(rows, found, strict=True)]
+        return list(self.labels[others].tolist())
+
+    def score(self, class_name: str) -> ClassScore:
+        """The score of a class that was sampled; does not wait until all are computed."""
+        if "scores" in self.__dict__:
+            return self.scores[class_name]
+        rows = self.rows_of(class_name).tolist()
+        taken = Counter(self.class_names[label] for label in self.taken(rows))
+        right = taken.pop(class_name, 0)
+        return ClassScore(
+            class_name, len(rows), right / len(rows) if len(rows) > 1 else None, tuple(taken.most_common())
+        )
+
     @cached_property
     def scores(self) -> dict[str, ClassScore]:
         """The score of each class by name, lowest recall first."""
-        pairs = Counter(zip(self.labels.tolist(), self.taken_for.tolist(), strict=True))
-        sizes = Counter(self.labels.tolist())
-        confused: dict[int, list[tuple[str, int]]] = {label: [] for label in sizes}
-        for (label, other), count in pairs.most_common():
-            if other != label:
-                confused[label].append((self.class_names[other], count))
-        scores = [
-            ClassScore(
-                name,
-                sizes[label],
-                pairs[label, label] / sizes[label] if sizes[label] > 1 else None,
-                tuple(confused[label]),
-            )
-            for label, name in enumerate(self.class_names)
-        ]
-        scores.sort(key=lambda score: (score.recall is None, score.recall, score.name))
+        _ = self.taken_for  # of all items at once
+        scores = sorted(map(self.score, self.class_names), key=lambda one: (one.recall is None, one.recall, one.name))
         return {score.name: score for score in scores}
 
     @cached_property
@@ -177,3 +187,15 @@ def center_groups(
         members = closest_first[owners[closest_first] == leader]
         groups.append(CenterGroup(count, [rows[item] for item in members.tolist()]))
     return sorted(groups, key=lambda group: (-len(group.rows), -group.merged))
+
+
+def check_centers(centers: Tensor, num_classes: int, dim: int) -> Float[Tensor, "classes k dim"]:
+    """``centers`` if they are finite and fit the encoder, so that a damaged run fails at the start."""
+    if centers.ndim != 3 or (centers.shape[0], centers.shape[2]) != (num_classes, dim):
+        raise UserError(
+            f"the centres of this run have shape {tuple(centers.shape)}, but its encoder has {num_classes} classes and "
+            f"{dim} dimensions: expected ({num_classes}, k, {dim}). centers.safetensors belongs to another run"
+        )
+    if not centers.isfinite().all():
+        raise UserError("the centres of this run contain NaN or infinite numbers; centers.safetensors is damaged")
+    return centers

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from softtriple.errors import UserError
 from softtriple.gallery import schemas
+from softtriple.gallery.audits import Audits
 from softtriple.gallery.changes import Changes
 from softtriple.gallery.compare import Other
 from softtriple.gallery.edits import add_edits
@@ -50,6 +51,7 @@ Neighbors = Annotated[int, Query(description="Number of neighbours", ge=1, le=10
 MapMethod = Annotated[schemas.Method | None, Query(description="Projection; default: umap if it is ready")]
 MapVersion = Annotated[str, Query(description="Version that /api/map answered with", max_length=64)]
 MapProperty = Annotated[schemas.Column, Query(description="Property of the items")]
+AuditKind = Annotated[schemas.AuditKind, Query(description="Which findings")]
 MapRow = Annotated[int, Query(ge=0, le=2**31)]
 MapRows = Annotated[list[MapRow], Query(description="Rows of the map; repeatable", min_length=1, max_length=200)]
 
@@ -83,18 +85,20 @@ def create_app(
     layout_file: Path | None = None,
     changes_log: Path | None = None,
     other: Other | None = None,
+    audits: Audits | None = None,
 ) -> FastAPI:
     """The gallery of a run: its encoder, the store of its embeddings and, if it has them, its centres and calibration.
 
     ``centers`` has the shape (classes, k, dim), in the order of ``encoder.class_names``. The caller closes the store.
     With a ``layout_file`` the map is laid out by UMAP in the background, and kept there. With a ``changes_log`` items
-    can be tagged, relabelled and deleted, which needs a token. With an ``other`` run a page compares both.
+    can be tagged, relabelled and deleted, which needs a token. With an ``other`` run a page compares both. With
+    ``audits``, which the application closes, a page shows what is wrong with the data.
     """
     settings = settings or Settings()
     if changes_log is not None and settings.token is None:
         raise UserError("a gallery that can be edited needs a token: Settings(token=...)")
     changes = None if changes_log is None else Changes(store, changes_log)
-    service = GalleryService(encoder, store, centers, settings, calibration, layout_file, changes, other)
+    service = GalleryService(encoder, store, centers, settings, calibration, layout_file, changes, other, audits)
     seconds = settings.work_seconds
     # The encoder already uses all cores, and an overview is computed only once: one thread each.
     encoding = Workers("encoding", threads=1, queue=settings.max_encoding, seconds=seconds)
@@ -179,10 +183,10 @@ def create_app(
         image = await reading.run(lambda: service.thumbnail(id, size))
         return Response(image, media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
 
-    @api.get("/classes", tags=["classes"])
-    async def classes() -> schemas.ClassList:
+    @api.get("/classes", tags=["classes"], response_model=schemas.ClassList)
+    async def classes() -> Response:
         """Recall@1 of every class and the classes it is confused with, lowest recall first."""
-        return await analyzing.run(service.classes)
+        return Response(await analyzing.run(service.classes), media_type="application/json")
 
     @api.get("/class-names", tags=["classes"])
     async def class_names() -> schemas.ClassNames:
@@ -204,10 +208,11 @@ def create_app(
         """Whether the UMAP layout is ready; faster than /api/map."""
         return await analyzing.run(service.map_state)
 
-    @api.get("/map/column", tags=["map"])
-    async def map_column(version: MapVersion, column: MapProperty) -> schemas.MapColumn:
-        """The class that each item on the map is taken for, or the number of its centre."""
-        return await analyzing.run(lambda: service.map_column(version, column))
+    @api.get("/map/column", tags=["map"], response_model=schemas.MapColumn)
+    async def map_column(version: MapVersion, column: MapProperty) -> Response:
+        """The class that each item on the map is taken for, its centre, or the class that a suspect should have."""
+        answer = await analyzing.run(lambda: service.map_column(version, column))
+        return Response(answer, media_type="application/json")
 
     @api.get("/map/items", tags=["map"])
     async def map_items(version: MapVersion, row: MapRows) -> schemas.MapItems:
@@ -220,6 +225,18 @@ def create_app(
         async def compare() -> schemas.CompareAnswer:
             """Metrics of two runs, and queries that only one of them gets right."""
             return await analyzing.run(service.compare)
+
+    if audits is not None:
+
+        @api.get("/audit", tags=["audit"])
+        async def audit() -> schemas.AuditAnswer:
+            """How many wrong labels, copies and odd items there are; the first request starts the audit."""
+            return await analyzing.run(audits.answer)
+
+        @api.get("/audit/findings", tags=["audit"])
+        async def audit_findings(kind: AuditKind, offset: Offset = 0, limit: Limit = 24) -> schemas.FindingPage:
+            """What the audit found, gravest first."""
+            return await analyzing.run(lambda: service.audit_findings(kind, offset, limit))
 
     if changes is not None:
         add_edits(api, changes, analyzing)

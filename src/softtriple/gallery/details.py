@@ -38,10 +38,11 @@ class MistakenRow(NamedTuple):
 
 def mistakes(snapshot: Snapshot, rows: list[int]) -> list[MistakenRow]:
     """Those of ``rows`` that are taken for another class, most similar to it first."""
-    wrong = [row for row in rows if snapshot.taken_for[row] != snapshot.labels[row]]
     taken = []
-    for row in wrong:
-        others = (snapshot.labels == snapshot.taken_for[row]).nonzero()[:, 0]
+    for row, label in zip(rows, snapshot.taken(rows), strict=True):
+        if label == snapshot.labels[row]:
+            continue
+        others = (snapshot.labels == label).nonzero()[:, 0]
         scores = snapshot.vectors[others] @ snapshot.vectors[row]
         best = scores.topk(min(NEAREST, len(others)))
         nearest = zip(others[best.indices].tolist(), best.values.clamp(-1.0, 1.0).tolist(), strict=True)

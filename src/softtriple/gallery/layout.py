@@ -4,6 +4,7 @@ A process and not a thread: numba keeps the interpreter lock, so a thread would 
 """
 
 import hashlib
+import math
 import os
 import subprocess
 import sys
@@ -95,6 +96,13 @@ class UmapLayout:
         except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile):  # none yet, or not ours
             return False
         return len(self._points) > 0
+
+
+def rounded(values: Float[np.ndarray, " points"]) -> list[float]:
+    """``values`` to four digits of the largest: finer than any screen, and half the size to send."""
+    largest = float(np.abs(values).max(initial=0.0))
+    digits = 4 - math.floor(math.log10(largest)) if largest > 0 else 0
+    return [round(value, digits) for value in values.tolist()]
 
 
 def file_beside(store_uri: str, run: Path, ending: str) -> Path:

@@ -9,7 +9,8 @@ from softtriple.gallery.changes import Action
 from softtriple.gallery.layout import State
 
 Method = Literal["pca", "umap"]
-Column = Literal["prediction", "center"]
+Column = Literal["prediction", "center", "suspect"]
+AuditKind = Literal["labels", "leaks", "copies", "odd", "classes"]
 
 
 class ErrorAnswer(BaseModel):
@@ -37,6 +38,7 @@ class About(BaseModel):
     max_bytes: int
     edit: bool  # whether items can be tagged, relabelled and deleted
     compared: list[str]  # names of the two runs that /api/compare compares, if any
+    audit: bool  # whether there is /api/audit
 
 
 class ItemAnswer(BaseModel):
@@ -246,6 +248,70 @@ class CompareAnswer(BaseModel):
     counts: list[int]
     only_first: list[ComparedQuery]
     only_second: list[ComparedQuery]
+
+
+class AuditAnswer(BaseModel):
+    """An audit in numbers; while it is computed, or if it failed, only ``message`` says more.
+
+    ``leaked_items`` are test items with a copy in train. Recall is Recall@1 of the test items with and without them.
+    """
+
+    state: Literal["ready", "computing", "failed"]
+    message: str = ""
+    name: str = ""
+    items: int = 0
+    features: str = ""  # what items were compared by
+    notes: list[str] = []
+    counts: dict[AuditKind, int] = {}
+    leaked_items: int = 0
+    recall_with_leak: float | None = None
+    recall_without_leak: float | None = None
+
+
+class FoundItem(BaseModel):
+    """An item of the audited data; ``split``, ``row`` and ``path`` name it for ``train --exclude``."""
+
+    item: ItemAnswer
+    stored: bool  # whether the store has it
+    split: str
+    row: int
+    path: str | None
+    leave_out: bool  # proposed
+
+
+class ItemGroup(BaseModel):
+    """Some items of a class."""
+
+    class_name: str
+    items: list[ItemAnswer]
+
+
+class Finding(BaseModel):
+    """One thing that an audit found.
+
+    ``classes`` are the given and the suggested class of a suspect label, or the classes that are doubtful themselves,
+    and ``beside`` shows items of them. ``probability`` is that of a wrong label. ``score`` is the similarity of copies,
+    the cosine of an outlier to the nearest centre, or how much speaks against classes. ``note`` says how copies are
+    alike, or what is odd.
+    """
+
+    kind: Literal["label", "copies", "odd", "few", "split", "merge", "confusable"]
+    items: list[FoundItem] = []
+    count: int = 1  # of copies, of which some may not be listed
+    classes: list[str] = []
+    beside: list[ItemGroup] = []
+    probability: float | None = None
+    score: float | None = None
+    note: str = ""
+    conflict: bool = False  # whether copies have different labels
+
+
+class FindingPage(BaseModel):
+    """Some findings of a kind, gravest first; ``next_offset`` is null on the last page."""
+
+    findings: list[Finding]
+    total: int
+    next_offset: int | None
 
 
 class Edit(BaseModel):

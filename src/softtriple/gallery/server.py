@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from softtriple.errors import UserError, counted
 from softtriple.gallery.app import create_app
+from softtriple.gallery.audits import Audits, read_audit
 from softtriple.gallery.compare import Other
 from softtriple.gallery.layout import file_beside
 from softtriple.gallery.security import SECURITY_HEADERS, Settings, error_response, host_name, settings_for
@@ -42,12 +43,16 @@ def serve(
     trust: bool = False,
     edit: bool = False,
     compare: tuple[str | Path, str] | None = None,
+    audit: Path | None = None,
     reporter: Reporter,
 ) -> None:
     """Show a run and its store in the browser until the server is stopped.
 
-    ``compare`` is another run and its store, for a page that compares both.
+    ``compare`` is another run and its store, for a page that compares both. ``audit`` is a folder that ``softtriple
+    audit`` has written; without it, the data of the run are audited when someone opens that page.
     """
+    if audit is not None:
+        read_audit(audit / "audit.json")
     if edit and token is None:
         token = secrets.token_urlsafe(12)
         reporter.note(f"token for this server: {token} (choose your own with SOFTTRIPLE_TOKEN)")
@@ -64,7 +69,8 @@ def serve(
                 second = Run.load(compare[0], trust=trust, reporter=reporter).encoder
                 names = (Path(run).resolve().name, Path(compare[0]).resolve().name)
                 other = Other(names, stores.enter_context(closing(_open(second, compare[1]))))
-            layout, log = (file_beside(store_uri, Path(run), ending) for ending in ("map.npz", "changes.jsonl"))
+            endings = ("map.npz", "changes.jsonl", "audit")
+            layout, log, beside = (file_beside(store_uri, Path(run), ending) for ending in endings)
             app = create_app(
                 encoder,
                 store,
@@ -74,6 +80,7 @@ def serve(
                 layout_file=layout,
                 changes_log=log if edit else None,
                 other=other,
+                audits=Audits(beside, Path(run), trust=trust) if audit is None else Audits(audit),
             )
             name = f"[{host_name(host)}]" if ":" in host_name(host) else host
             url = f"http://{name}:{listening.getsockname()[1]}/"

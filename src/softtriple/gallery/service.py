@@ -1,6 +1,5 @@
 """Answers to everything that the page and the JSON API ask about a run and its store."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,15 +14,17 @@ from torch import Tensor
 from softtriple.data.benchmark import Kind
 from softtriple.data.images import ImageError
 from softtriple.errors import UserError, counted
-from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, take_snapshot
+from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, check_centers, take_snapshot
+from softtriple.gallery.audits import AuditFile, Audits, findings_page, suggested_labels
 from softtriple.gallery.changes import Changes
 from softtriple.gallery.compare import Comparison, Other, answer_of
 from softtriple.gallery.compare import compare as compare_stores
 from softtriple.gallery.details import image_file, mistakes
 from softtriple.gallery.images import Size, Thumbnails, decode_upload
-from softtriple.gallery.layout import UmapLayout
+from softtriple.gallery.layout import UmapLayout, rounded
 from softtriple.gallery.schemas import (
     About,
+    AuditKind,
     CenterAnswer,
     ClassDecision,
     ClassList,
@@ -32,6 +33,7 @@ from softtriple.gallery.schemas import (
     Column,
     CompareAnswer,
     Confusion,
+    FindingPage,
     HitAnswer,
     ItemAnswer,
     ItemDetails,
@@ -73,6 +75,7 @@ class GalleryService:
         layout_file: Path | None = None,
         changes: Changes | None = None,
         other: Other | None = None,
+        audits: Audits | None = None,
     ) -> None:
         self._encoder, self._store, self._settings = encoder, store, settings
         self._centers = None if centers is None else check_centers(centers, len(encoder.class_names), encoder.dim)
@@ -83,13 +86,14 @@ class GalleryService:
         self._snapshot: Snapshot | None = None
         self._counted = 0.0  # when the classes were last counted
         self._layout, self._changes = UmapLayout(layout_file), changes
-        self._other = other
+        self._other, self._audits = other, audits
         self._compared: tuple[str, Comparison] | None = None  # with the digest of its snapshot
-        self._map_answer: tuple[MapState, Method, bytes] | None = None  # the last one
 
     def close(self) -> None:
-        """Stop computing the layout of the map."""
+        """Stop computing the layout of the map and the audit."""
         self._layout.close()
+        if self._audits is not None:
+            self._audits.close()
 
     # From the store.
 
@@ -105,6 +109,7 @@ class GalleryService:
             max_bytes=self._settings.max_bytes,
             edit=self._changes is not None,
             compared=[] if self._other is None else list(self._other.names),
+            audit=self._audits is not None,
         )
 
     def search(self, queries: Sequence[SearchQuery]) -> list[SearchAnswer | Exception]:
@@ -151,16 +156,19 @@ class GalleryService:
         more = offset + limit < len(rows)
         return ItemPage(items=answers, total=len(rows), next_offset=offset + limit if more else None)
 
-    def classes(self) -> ClassList:
-        """Every class, lowest recall first."""
+    def classes(self) -> bytes:
+        """A `ClassList` as JSON: every class, lowest recall first."""
         snapshot = self._current_snapshot()
-        rated = [(score.recall, score.items) for score in snapshot.scores.values() if score.recall is not None]
-        sampled = len(snapshot.items)
-        return ClassList(
-            classes=[self._summary(snapshot, name) for name in snapshot.scores],
-            recall=sum(recall * items for recall, items in rated) / sum(items for _, items in rated) if rated else None,
-            sampled=sampled if sampled < snapshot.total else None,
-        )
+        if "classes" not in snapshot.answers:
+            rated = [(score.recall, score.items) for score in snapshot.scores.values() if score.recall is not None]
+            measured, sampled = sum(items for _, items in rated), len(snapshot.items)
+            answer = ClassList(
+                classes=[self._summary(snapshot, name) for name in snapshot.scores],
+                recall=sum(recall * items for recall, items in rated) / measured if rated else None,
+                sampled=sampled if sampled < snapshot.total else None,
+            )
+            snapshot.answers["classes"] = answer.model_dump_json().encode()
+        return snapshot.answers["classes"]
 
     def class_page(self, class_name: str) -> ClassPage:
         """A class, with the items nearest to each of its centres."""
@@ -187,9 +195,8 @@ class GalleryService:
         """An item, its file and its centre."""
         item, snapshot = self._item(item_id), self._current_snapshot()
         answer = self._item_answer(item)
-        (row,) = [row for row in snapshot.rows_of(item.class_name).tolist() if snapshot.items[row].id == item_id] or [
-            -1
-        ]
+        members = snapshot.rows_of(item.class_name).tolist()
+        row = next((row for row in members if snapshot.items[row].id == item_id), -1)
         groups = self._groups(snapshot, item.class_name)
         inline = item.source.startswith("data:")
         file = image_file(item.source) if answer.has_picture and not inline else None
@@ -213,14 +220,15 @@ class GalleryService:
         if method == "umap" and state.umap != "ready":
             raise HTTPException(404, f"the UMAP layout is {state.umap}")
         method = method or ("umap" if state.umap == "ready" else "pca")
-        if self._map_answer is None or self._map_answer[:2] != (state, method):
+        key = f"{method} {state.umap}"
+        if key not in snapshot.answers:
             rows, points, explained = snapshot.projection
             answer = MapAnswer(
                 version=state.version,
                 umap=state.umap,
                 method=method,
-                x=_rounded(points[:, 0]),
-                y=_rounded(points[:, 1]),
+                x=rounded(points[:, 0]),
+                y=rounded(points[:, 1]),
                 labels=snapshot.labels[rows].tolist(),
                 class_names=list(snapshot.class_names),
                 explained=explained,
@@ -228,22 +236,28 @@ class GalleryService:
             )
             if method == "umap":
                 points = self._layout.points(snapshot.digest)
-                answer.x, answer.y, answer.explained = _rounded(points[:, 0]), _rounded(points[:, 1]), None
-            self._map_answer = state, method, answer.model_dump_json().encode()
-        return self._map_answer[2]
+                answer.x, answer.y, answer.explained = rounded(points[:, 0]), rounded(points[:, 1]), None
+            snapshot.answers[key] = answer.model_dump_json().encode()
+        return snapshot.answers[key]
 
-    def map_column(self, version: str, column: Column) -> MapColumn:
-        """What the items on the map are taken for, or the number of their centre as on the page of their class."""
+    def map_column(self, version: str, column: Column) -> bytes:
+        """A `MapColumn` as JSON: what items are taken for, their centre as on the page of their class, or a label."""
         snapshot = self._map_snapshot(version)
+        if column in snapshot.answers:
+            return snapshot.answers[column]
         if column == "prediction":
             values, names = snapshot.taken_for, list(snapshot.class_names)
+        elif column == "suspect":
+            values, names = suggested_labels(self._audit(), snapshot)
         else:
             values = torch.full((len(snapshot.items),), -1)
             for name in snapshot.class_names:
                 for number, group in enumerate(self._groups(snapshot, name)):
                     values[group.rows] = number
             names = [f"Centre {number + 1}" for number in range(int(values.max()) + 1 if len(values) else 0)]
-        return MapColumn(version=version, values=values[snapshot.map_rows].tolist(), names=names)
+        answer = MapColumn(version=version, values=values[snapshot.map_rows].tolist(), names=names)
+        snapshot.answers[column] = answer.model_dump_json().encode()
+        return snapshot.answers[column]
 
     def map_items(self, version: str, rows: list[int]) -> MapItems:
         """The items in ``rows`` of the map."""
@@ -263,6 +277,16 @@ class GalleryService:
             except UserError as error:
                 raise HTTPException(404, str(error)) from None
         return answer_of(self._compared[1], snapshot, self._other.names, self._hit_answer)
+
+    def audit_findings(self, kind: AuditKind, offset: int, limit: int) -> FindingPage:
+        """Some of what the audit found."""
+        snapshot, found = self._current_snapshot(), self._audit()
+        return findings_page(found, kind, offset, limit, snapshot, self._store, self._item_answer)
+
+    def _audit(self) -> AuditFile:
+        if self._audits is None:
+            raise HTTPException(404, "this gallery has no audit")
+        return self._audits.content()
 
     def _map_snapshot(self, version: str) -> Snapshot:
         snapshot = self._current_snapshot()
@@ -309,8 +333,7 @@ class GalleryService:
     def _members(self, snapshot: Snapshot, rows: list[int]) -> list[ItemAnswer]:
         """Items of one class, with what they are taken for."""
         answers = [self._item_answer(snapshot.items[row]) for row in rows]
-        for row, answer in zip(rows, answers, strict=True):
-            label = snapshot.taken_for[row]
+        for row, answer, label in zip(rows, answers, snapshot.taken(rows), strict=True):
             if label != snapshot.labels[row]:
                 answer.taken_for = snapshot.class_names[label]
         return answers
@@ -318,7 +341,7 @@ class GalleryService:
     def _summary(self, snapshot: Snapshot, class_name: str) -> ClassSummary:
         number = self._trained.get(class_name)
         not_sampled = ClassScore(class_name, snapshot.sizes[class_name], recall=None, confused=())
-        score = snapshot.scores.get(class_name, not_sampled)
+        score = snapshot.score(class_name) if class_name in snapshot.class_names else not_sampled
         return ClassSummary(
             class_name=class_name,
             items=score.items,
@@ -374,22 +397,3 @@ class GalleryService:
             same_class=None if query_class is None else item.class_name == query_class,
             probability=probability,
         )
-
-
-def check_centers(centers: Tensor, num_classes: int, dim: int) -> Float[Tensor, "classes k dim"]:
-    """``centers`` if they are finite and fit the encoder, so that a damaged run fails at the start."""
-    if centers.ndim != 3 or (centers.shape[0], centers.shape[2]) != (num_classes, dim):
-        raise UserError(
-            f"the centres of this run have shape {tuple(centers.shape)}, but its encoder has {num_classes} classes and "
-            f"{dim} dimensions: expected ({num_classes}, k, {dim}). centers.safetensors belongs to another run"
-        )
-    if not centers.isfinite().all():
-        raise UserError("the centres of this run contain NaN or infinite numbers; centers.safetensors is damaged")
-    return centers
-
-
-def _rounded(values: Float[np.ndarray, " points"]) -> list[float]:
-    """``values`` to four digits of the largest: finer than any screen, and half the size to send."""
-    largest = float(np.abs(values).max(initial=0.0))
-    digits = 4 - math.floor(math.log10(largest)) if largest > 0 else 0
-    return [round(value, digits) for value in values.tolist()]

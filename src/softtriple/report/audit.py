@@ -199,7 +199,7 @@ class Row(NamedTuple):
     tile: Tile | None
     heading: str
     note: str
-    tiles: list[Tile]
+    groups: list[tuple[str, list[Tile]]]  # side by side, each with a title
 
 
 def render_audit(audit: Audit, *, command: str) -> str:
@@ -216,7 +216,7 @@ def render_audit(audit: Audit, *, command: str) -> str:
     ]
     return render(
         "audit.html",
-        title=f"audit of {audit.benchmark.name}",
+        title=f"Audit of {audit.benchmark.name}",
         facts=(
             ("Data", "; ".join(audit.benchmark.notes) or audit.benchmark.name),
             ("Compared by", audit.features),
@@ -238,14 +238,11 @@ def _suspect(audit: Audit, place: int) -> Row:
     one, names = audit.findings.suspects[place], audit.benchmark.class_names
     heading = f"{names[one.given]} → {names[one.suggested]}"
     note = f"log-odds {one.odds:.1f}, wrong with probability {one.wrong:.2f}"
-    tiles = [
-        Tile(_picture(audit, row), names[label], "" if place else title)
-        for label, title in ((one.given, "given"), (one.suggested, "suggested"))
-        for place, row in enumerate(_examples(audit, label, one.row))
+    groups = [
+        (f"{title} {names[label]}", [Tile(_picture(audit, row), "") for row in _examples(audit, label, one.row)])
+        for label, title in ((one.given, "labelled"), (one.suggested, "probably"))
     ]
-    return Row(
-        Tile(_picture(audit, one.row), names[one.given], _name(audit, one.row), wrong=True), heading, note, tiles
-    )
+    return Row(Tile(_picture(audit, one.row), _name(audit, one.row), wrong=True), heading, note, groups)
 
 
 def _group(audit: Audit, place: int) -> Row:
@@ -262,7 +259,7 @@ def _group(audit: Audit, place: int) -> Row:
         for row in group.rows[:8]
     ]
     note = f"{counted(len(group.rows), 'item')}, similarity {group.similarity:.3f}"
-    return Row(None, ", ".join([EVIDENCE[group.how], *marks]), note, tiles)
+    return Row(None, ", ".join([EVIDENCE[group.how], *marks]), note, [("", tiles)])
 
 
 def _strange(audit: Audit) -> list[Tile]:
@@ -274,8 +271,11 @@ def _strange(audit: Audit) -> list[Tile]:
 
 def _class_row(audit: Audit, issue: ClassIssue) -> Row:
     names = audit.benchmark.class_names
-    tiles = [Tile(_picture(audit, row), names[label]) for label in issue.classes for row in _examples(audit, label, -1)]
-    return Row(None, _issue(audit, issue), "", tiles)
+    groups = [
+        (names[label], [Tile(_picture(audit, row), "") for row in _examples(audit, label, -1)])
+        for label in issue.classes
+    ]
+    return Row(None, _issue(audit, issue), "", groups)
 
 
 def _examples(audit: Audit, label: int, but: int) -> list[int]:
@@ -322,15 +322,15 @@ def _conflict(audit: Audit, group: DuplicateGroup) -> bool:
 
 
 def _item(audit: Audit, row: int) -> dict[str, Any]:
-    """Where an item is: path or text, split and row in it, and label."""
+    """Where an item is: its path, or text and id in a store, split and row in it, and label."""
     split, place = audit.places[row]
     where = {"split": split, "row": place, "label": audit.benchmark.class_names[audit.items.labels[row]]}
     match audit.items.items:
         case ImageFiles(paths):
             return {"path": paths[row], **where}
         case Texts(values):
-            return {"text": values[row], **where}
-    return where
+            return {"item": audit.ids[row], "text": values[row], **where}
+    return {"item": audit.ids[row], **where}
 
 
 def _name(audit: Audit, row: int) -> str:

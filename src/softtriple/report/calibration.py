@@ -65,7 +65,7 @@ def describe(calibration: Calibration) -> Section:
     ]
     charts = []
     for name, draw, caption in (
-        ("matches", draw_matches, "Similarity of the best match, and the threshold."),
+        ("matches", draw_matches, "Similarity of the best match; below the threshold, the answer is none of these."),
         ("reliability", draw_reliability, "Probability of a right match against the share that is right, on classes "
          "that the probabilities were not fitted to. The size of a point is the share of queries."),
     ):  # fmt: skip
@@ -120,17 +120,13 @@ def draw_matches(axes: Axes, calibration: Calibration) -> None:
         filled: dict[str, Any] = {"fill": True, "alpha": 0.35} if place == 0 else {"linewidth": 1.8}
         style = ("-", "-", "--")[place]
         axes.stairs(density, edges, color=COLORS[(1, 0, 3)[place]], label=name, linestyle=style, **filled)
-    axes.axvline(calibration.threshold, color=COLORS[2], linewidth=1.8)
+    none = f"threshold {calibration.threshold:.3f}"
+    axes.axvline(calibration.threshold, color=COLORS[2], linewidth=1.8, label=none)
     low, high = calibration.threshold_interval
     axes.axvspan(low, high, color=COLORS[2], alpha=0.2, linewidth=0)
-    axes.annotate(
-        f"none of these  ‹  {calibration.threshold:.3f}", (calibration.threshold, 1), (-4, -2), ha="right", va="top",
-        xycoords=("data", "axes fraction"), textcoords="offset points", color=COLORS[2],
-    )  # fmt: skip
     axes.set(xlabel="similarity of the best match", ylabel="queries (%)")
-    axes.margins(y=0.15)
     axes.grid(axis="y")
-    axes.legend(frameon=False, loc="lower left", fontsize="small", bbox_to_anchor=(-0.02, 1), ncols=3, columnspacing=1)
+    axes.legend(frameon=False, loc="lower left", fontsize="small", bbox_to_anchor=(-0.02, 1), ncols=2, columnspacing=1)
 
 
 def draw_reliability(axes: Axes, calibration: Calibration) -> None:

@@ -60,12 +60,21 @@ def recall_curves(recalls: Sequence[Sequence[tuple[int, float]]]) -> Markup:
     return _curves(lines, "recalls", "Recall@1 (%)", "Recall@1 on held-out classes by epoch")
 
 
+def gain_curves(gains: Sequence[Sequence[tuple[int, float]]], place: int) -> Markup:
+    """What held-out classes gain in Recall@1 over the start; one line of epochs and gains per share of the way."""
+    lines = [[(epoch, 100 * gain) for epoch, gain in line] for line in gains]
+    description = "Gain in Recall@1 on held-out classes by epoch"
+    return _curves(lines, f"gains-{place}", "Recall@1, points above start", description)
+
+
 def _curves(lines: Sequence[Sequence[tuple[int, float]]], name: str, ylabel: str, description: str) -> Markup:
     with matplotlib.rc_context(ON_PAGE):
         figure = Figure(figsize=PAGE_INCHES, layout="constrained")
         axes = figure.add_subplot(xlabel="epoch", ylabel=ylabel)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.grid(axis="y")
+        if len(seen := {epoch for points in lines for epoch, _ in points}) == 1:
+            axes.set_xlim(min(seen) - 0.6, min(seen) + 0.6)  # not in fractions of an epoch
         for place, points in enumerate(lines):
             color, dashes = line_style(place)
             epochs, values = [epoch for epoch, _ in points], [value for _, value in points]

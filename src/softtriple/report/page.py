@@ -15,7 +15,7 @@ from softtriple.files import write_text
 from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.metrics import Calibration
 from softtriple.report.calibration import describe
-from softtriple.report.charts import center_histogram, line_sample, loss_curves, recall_curves
+from softtriple.report.charts import center_histogram, gain_curves, line_sample, loss_curves, recall_curves
 from softtriple.report.pictures import (
     Query,
     center_examples,
@@ -26,6 +26,7 @@ from softtriple.report.pictures import (
 from softtriple.report.tables import Method, hardest_table, metrics_table, prefix_table
 from softtriple.report.templating import render
 from softtriple.training import Run
+from softtriple.training.trials import TRIALS_FILE, Gain, read_gains
 
 NUM_QUERIES, NUM_NEIGHBORS = 4, 5  # queries of each kind
 REASONS = {
@@ -134,6 +135,8 @@ def _method(name: str, run: Run, shown: Mapping[str, Rows]) -> Method:
             run.test_embeddings, run.benchmark().test, rows=rows, num_neighbors=NUM_NEIGHBORS, reason=reason
         )
     )
+    gains = () if run.directory is None else read_gains(run.directory.path / TRIALS_FILE)
+    train = run.config.train
     return Method(
         name=name,
         report=run.report,
@@ -144,6 +147,8 @@ def _method(name: str, run: Run, shown: Mapping[str, Rows]) -> Method:
         baselines=run.baselines,
         prefixes={**run.prefixes, run.encoder.dim: run.report} if run.prefixes else {},
         held_out_recall=tuple((entry["epoch"], entry[HELD_OUT]) for entry in run.log if HELD_OUT in entry),
+        gains=gains,
+        chosen=next((one for one in gains if one[:2] == (train.stop_after, train.interpolate)), None),
     )
 
 
@@ -170,12 +175,35 @@ def _charts(methods: Sequence[Method]) -> list[Chart]:
     if any(recalls):
         caption = "Recall@1 on held-out training classes."
         charts.append(Chart(recall_curves(recalls), caption, _legend(methods, recalls)))
+    for place, method in enumerate(methods):
+        if method.gains:
+            chart = _gain_chart(method, place)
+            charts.append(chart if len(methods) == 1 else chart._replace(caption=f"{method.name}: {chart.caption}"))
     most = max((count for method in methods for count in method.distinct_centers), default=0)
     for place, method in enumerate(methods):
         if max(method.distinct_centers, default=1) > 1:  # one centre per class is not worth a chart
             caption = f"{method.name}: number of classes by number of distinct centres."
             charts.append(Chart(center_histogram(method.distinct_centers, most, place), caption, []))
     return charts
+
+
+def _gain_chart(method: Method, place: int) -> Chart:
+    shares = sorted({one.share for one in method.gains if one.epoch})
+    lines = [[(0, 0.0), *((one.epoch, one.recall) for one in method.gains if one.share == share)] for share in shares]
+    caption = (
+        "Recall@1 on held-out training classes, in points above the start: the mean of the trials that decided how "
+        f"long to train, and how far to move from the start to the trained head. {_choice(method.chosen)}"
+    )
+    legend = [(line_sample(number), f"{100 * share:.0f} % of the way") for number, share in enumerate(shares)]
+    return Chart(gain_curves(lines, place), caption, legend)
+
+
+def _choice(chosen: Gain | None) -> str:
+    if chosen is None:
+        return ""
+    if not chosen.epoch:
+        return "Chosen: the start, as no training helped in every trial."
+    return f"Chosen: epoch {chosen.epoch}, {100 * chosen.share:.0f} % of the way ({100 * chosen.recall:+.1f} points)."
 
 
 def _legend(methods: Sequence[Method], lines: Sequence[Sequence[object]]) -> list[tuple[Markup, str]]:

@@ -10,6 +10,7 @@ from softtriple.errors import UserError, counted
 from softtriple.metrics import Difference, Report, difference_intervals
 from softtriple.report.pictures import ClassCenters, Query
 from softtriple.training.baseline import verdict
+from softtriple.training.trials import Gain
 
 NUM_HARDEST = 10
 
@@ -27,6 +28,8 @@ class Method:
     baselines: Mapping[str, Report] = field(default_factory=dict)  # of untrained embeddings, the one to beat first
     prefixes: Mapping[int, Report] = field(default_factory=dict)  # of the beginnings of the embeddings, by width
     held_out_recall: tuple[tuple[int, float], ...] = ()  # epoch and Recall@1 on held-out training classes
+    gains: tuple[Gain, ...] = ()  # on held-out training classes in trials, if these decided how long to train
+    chosen: Gain | None = None  # of them
 
 
 class Cell(NamedTuple):

@@ -1,7 +1,9 @@
 """The audit of a data source or of a run: its items, their features, and what is wrong with them."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from softtriple.config import Config
 from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Items, Split, Texts, Vectors
+from softtriple.data.identity import item_ids
 from softtriple.data.inspection import Inspection, inspect_items, pixel_features
 from softtriple.errors import UserError
 from softtriple.metrics import Report, evaluate
@@ -43,6 +46,11 @@ class Audit:
     leak: Leak
     features: str  # what the items were compared by
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The id of each item in a store."""
+        return item_ids(self.items.items, Counter())
 
 
 def audit(source: "str | Config | Benchmark | Run", *, reporter: Reporter = QUIET) -> Audit:
@@ -138,7 +146,9 @@ def starting_features(
 
 
 def _run_features(run: Run, parts: Sequence[Split]) -> tuple[str, Tensor]:
-    return f"features of the run's {run.config.model.backbone}", torch.cat([run.features(part) for part in parts])
+    return f"features of the run's backbone, {run.config.model.backbone}", torch.cat(
+        [run.features(part) for part in parts]
+    )
 
 
 def _embedded(run: Run, parts: Sequence[Split]) -> Tensor:

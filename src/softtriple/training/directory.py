@@ -7,6 +7,7 @@ encoder/              all that inference needs
 centers.safetensors   the parameters of the loss
 added.safetensors     the centres of classes that were added after training, if any were
 baseline.json         the evaluation of untrained embeddings
+trials.json           what held-out training classes gained in trials, if they decided how long to train
 prefixes.json         the evaluations of shorter embeddings, if several widths were trained
 data.json             a fingerprint of the data
 skipped.txt           what was left out of the data, if anything was

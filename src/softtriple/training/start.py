@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from softtriple.training.choose import (
     TEXT_STARTS,
     VECTOR_STARTS,
     Division,
+    Trial,
     best_choice,
     choose_share,
     choose_start,
@@ -68,6 +69,7 @@ class HeadProblem:
     build_loss: Callable[[int], Loss]  # a fresh loss for a number of classes
     device: torch.device
     widths: tuple[int, ...]  # of the beginnings of the embedding that held-out items are searched by
+    gains: list[dict[tuple[int, float], Trial]] = field(default_factory=list)  # in each trial, once there were any
 
 
 def choose(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
@@ -115,14 +117,13 @@ def _choose_length(config: Config, problem: HeadProblem, reporter: Reporter) -> 
     open_choices = train.stop_after == "auto" and train.interpolate == "auto"
     possible = trains_head_only(config) and not config.loss.name.startswith(CUSTOM) and epochs > 0
     if asked and open_choices and possible:
-        gains = []
         with torch.random.fork_rng(devices=[]):  # the final run draws the same numbers as without the trials
             torch.manual_seed(train.seed)
             for rows, held_out in itertools.islice(problem.splits, SPLITS):
                 start, ends = _trial(config, problem, rows)
                 features, labels = problem.features[held_out], problem.labels[held_out]
-                gains.append(choose_share(start, ends, features, labels, problem.widths))
-        chosen = best_choice(gains)
+                problem.gains.append(choose_share(start, ends, features, labels, problem.widths))
+        chosen = best_choice(problem.gains)
         reporter.note(
             f"held-out training classes are retrieved best after {chosen.epochs} of {epochs} epochs, "
             f"{100 * chosen.share:.0f} % of the way from the start: "

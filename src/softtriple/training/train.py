@@ -61,6 +61,7 @@ from softtriple.training.start import (
     trained_values,
 )
 from softtriple.training.tracking import check_trackers, tracking
+from softtriple.training.trials import TRIALS_FILE, write_gains
 
 Data = str | Benchmark | tuple[Any, Any]
 
@@ -251,7 +252,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
         seen = training if training.first else feeds.evaluation(benchmark.train).only(prepared.rows, prepared.labels)
         features = feature_rows(encoder, seen)
         baselines = baselines or _measure_baseline(prepared, features, directory)
-        config = _start(prepared, encoder.head_input(features), training, loss, device, reporter)
+        config = _start(prepared, encoder.head_input(features), training, loss, device, directory, reporter)
         start = trained_values(encoder)
     if directory is not None and dist.is_main():
         directory.write_config(config)
@@ -330,7 +331,13 @@ def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | 
 
 
 def _start(
-    prepared: Prepared, features: Tensor, training: Feed, loss: Loss, device: torch.device, reporter: Reporter
+    prepared: Prepared,
+    features: Tensor,
+    training: Feed,
+    loss: Loss,
+    device: torch.device,
+    directory: RunDir | None,
+    reporter: Reporter,
 ) -> Config:
     """Decide where the head starts and how long it trains, and put head and centres there."""
     config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
@@ -351,6 +358,8 @@ def _start(
         encoder, features, labels, training, splits, build_trial_loss, device, config.model.dims or (encoder.dim,)
     )
     config = choose(config, problem, reporter)
+    if problem.gains and directory is not None and dist.is_main():
+        write_gains(directory.path / TRIALS_FILE, problem.gains)
     if config.model.head_init != "random":
         encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config)))
         initialize_centers(loss, encoder, features, labels)

@@ -18,7 +18,8 @@ export class Chart {
     this.middle = { zoom: 1, x: (this.grid.left + this.grid.right) / 2, y: (this.grid.bottom + this.grid.top) / 2 };
     this.view = this.middle;
     this.mark = () => ({ shape: 0, color: [128, 128, 128], alpha: 1 }); // of a row
-    this.hidden = () => false; // whether a row is faint: painted first, and not to be pointed at
+    this.hidden = () => false; // whether a row is faint and not to be pointed at
+    this.below = () => false; // whether a row is painted before the others
     const listen = (types, handler) => types.split(" ").forEach((type) => canvas.addEventListener(type, handler.bind(this), { passive: false }));
     listen("wheel", this.onWheel);
     listen("pointerdown", this.onDown);
@@ -47,7 +48,7 @@ export class Chart {
     const ratio = devicePixelRatio || 1;
     [this.width, this.height] = [this.canvas.clientWidth, this.canvas.clientHeight];
     for (const canvas of [this.canvas, this.points]) [canvas.width, canvas.height] = [this.width * ratio, this.height * ratio].map(Math.round);
-    if (this.points.width && this.points.height) this.picture = new Picture(this.points.width, this.points.height);
+    this.picture = this.points.width && this.points.height ? new Picture(this.points.width, this.points.height) : null; // null: not laid out
     this.scale = 0.92 * Math.min(this.width / this.grid.span[0], this.height / this.grid.span[1]);
     this.ratio = ratio;
     this.draw();
@@ -96,9 +97,9 @@ export class Chart {
     const factor = ratio * this.scale * this.view.zoom;
     const [left, top] = [(ratio * this.width) / 2 - factor * this.view.x, (ratio * this.height) / 2 + factor * this.view.y];
     const around = this.box(0, 0, this.width, this.height, 10);
-    for (const faint of [true, false]) { // faint ones below the others
+    for (const below of [true, false]) {
       this.grid.around(around, (row) => {
-        if (this.hidden(row) !== faint) return;
+        if (this.below(row) !== below) return;
         const mark = this.mark(row);
         picture.stamp(left + factor * x[row], top - factor * y[row], masks[mark.shape], mark);
       });

@@ -83,8 +83,9 @@ function row(one, withCenters) {
 
 function share(recall) {
   if (recall === null) return h("span", { class: "share" }, "single item");
-  const bar = h("meter", { min: 0, max: 1, value: recall, "aria-hidden": "true" });
-  return h("span", { class: "share" }, bar, h("span", {}, percent(recall)));
+  const filled = h("span");
+  filled.style.width = `${100 * recall}%`;
+  return h("span", { class: "share" }, h("span", { class: "track", "aria-hidden": "true" }, filled), percent(recall));
 }
 
 export async function classPage(name, { signal }) {

@@ -9,6 +9,7 @@ async function show() {
     const operations = Object.entries(openapi.paths).flatMap(([path, methods]) =>
       Object.entries(methods).map(([method, operation]) => draw(openapi, path, method, operation)));
     place.replaceChildren(...operations);
+    for (const page of ["audit", "compare"]) document.querySelector(`nav a[href="/#/${page}"]`).hidden = !(`/api/${page}` in openapi.paths);
   } catch (error) {
     place.replaceChildren(errorBox(error));
   }

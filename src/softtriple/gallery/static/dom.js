@@ -29,6 +29,11 @@ export function percent(share) {
   return share === null ? "–" : `${(100 * share).toFixed(1)}\u00a0%`;
 }
 
+// A cosine, in three digits and without "-0.000".
+export function cosine(score) {
+  return (Math.round(1000 * score) / 1000 || 0).toFixed(3).replace("-", "−");
+}
+
 export const itemLink = (id) => `#/item/${encodeURIComponent(id)}`;
 export const classLink = (name) => `#/class/${encodeURIComponent(name)}`;
 

@@ -1,6 +1,7 @@
 // The page: shows the view that the address names.
 
 import { get } from "./api.js";
+import { auditPage } from "./audit.js";
 import { classPage, classesPage } from "./classes.js";
 import { comparePage } from "./compare.js";
 import { count, errorBox, h } from "./dom.js";
@@ -9,7 +10,7 @@ import { mapPage } from "./map.js";
 import { searchPage } from "./search.js";
 import { startSelecting } from "./select.js";
 
-const VIEWS = { "": searchPage, item: itemPage, map: mapPage, classes: classesPage, class: classPage, compare: comparePage };
+const VIEWS = { "": searchPage, item: itemPage, map: mapPage, classes: classesPage, class: classPage, compare: comparePage, audit: auditPage };
 
 const WATCH = 5000; // milliseconds
 
@@ -63,6 +64,7 @@ function mark(name) {
 
 async function firstAbout() {
   const answer = await aboutRun();
+  document.querySelector('nav a[href="#/audit"]').hidden = !answer.audit;
   document.querySelector('nav a[href="#/compare"]').hidden = !answer.compared.length;
   if (answer.edit) await startSelecting(show);
   return answer;

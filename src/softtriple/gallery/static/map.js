@@ -7,10 +7,11 @@ import { DISTINCT, legend, markOf } from "./marks.js";
 import { canSelect, selectAll } from "./select.js";
 import { growing } from "./tiles.js";
 
-const COLOURS = { class: "Class", prediction: "Prediction", correct: "Correctness", center: "Centre" };
+const COLOURS = { class: "Class", prediction: "Prediction", correct: "Correctness", center: "Centre", suspect: "Suspect label" };
 const PAGE = 48;
 const POLL = 4000; // milliseconds
-const HELP = "Drag to move, scroll or pinch to zoom, Shift and drag to select. Keys: arrows move, + and − zoom, 0 resets the view, Enter opens the item at the cross, Escape clears the selection.";
+const HELP = "Drag to move, scroll or pinch to zoom.";
+const KEYS = " Shift and drag to select. Keys: arrows move, + and − zoom, 0 resets the view, Enter opens the item at the cross, Escape clears the selection.";
 
 export async function mapPage(_, { about, signal, parameters, refresh }) {
   const asked = parameters.get("method") ?? undefined;
@@ -85,6 +86,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     const none = chosen.size ? faint : { ...faint, alpha: 0.4 };
     chart.mark = (row) => marks[colouring.values[row]] ?? none;
     chart.hidden = (row) => chosen.size > 0 && !chosen.has(colouring.values[row]);
+    chart.below = (row) => colouring.values[row] < 0 || chart.hidden(row);
     chart.point(-1);
     remember({ show: chosen.size ? JSON.stringify(order().map((category) => colouring.names[category])) : null });
     chart.draw();
@@ -107,6 +109,11 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
       const answer = await column("center");
       return { ...answer, note: answer.names.length ? "The centre of its own class that an item is nearest to. Grey: the run was not trained on the class." : "No item has a centre: the run was not trained on these classes, or its loss has no centres." };
     },
+    suspect: async () => {
+      const answer = await column("suspect");
+      const describe = (row) => (answer.values[row] < 0 ? null : `probably ${answer.names[answer.values[row]]}`);
+      return { ...answer, describe, note: answer.names.length ? "Suspect labels, by the class that the item probably should have. Grey: no doubt about the label." : "No label is suspect." };
+    },
   };
   const by = h("select", { onchange: async () => {
     remember({ by: by.value === "class" ? null : by.value });
@@ -114,7 +121,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     side.replaceChildren(h("p", { class: "hint" }, "Loading …"));
     await colour(by.value, []).catch((error) => { if (!signal.aborted) side.replaceChildren(h("p", { class: "error", role: "alert" }, error.message)); });
     side.removeAttribute("aria-busy");
-  } }, Object.entries(COLOURS).map(([value, name]) => h("option", { value }, name)));
+  } }, Object.entries(COLOURS).filter(([value]) => about.audit || value !== "suspect").map(([value, name]) => h("option", { value }, name)));
   const method = h("select", { onchange: () => { remember({ method: method.value, at: null, area: null }); refresh(); } },
     h("option", { value: "umap", disabled: data.umap !== "ready" }, "UMAP"), h("option", { value: "pca" }, "Principal components"));
   method.value = data.method;
@@ -147,7 +154,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
       h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset())),
       h("button", { type: "button", onclick: () => chart.selectView() }, "Select all in view")),
     h("div", { class: "sheet" }, h("div", { class: "plane" }, canvas, card), side),
-    h("p", { class: "hint", id: "map-help" }, HELP),
+    h("p", { class: "hint", id: "map-help" }, HELP, h("span", { class: "keys" }, KEYS)),
     list);
 }
 

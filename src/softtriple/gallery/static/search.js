@@ -2,7 +2,7 @@
 
 import { get, sendImage, sharpen } from "./api.js";
 import { crop } from "./crop.js";
-import { announce, breakable, classLink, count, errorBox, h, percent } from "./dom.js";
+import { announce, breakable, classLink, cosine, count, errorBox, h, percent } from "./dom.js";
 import { growing, numbers, tiles } from "./tiles.js";
 
 const INVITATIONS = {
@@ -91,7 +91,7 @@ function classFields(noun, signal, marked, filtered) {
     };
     return { element: h("label", { class: "field" }, label, input, hint), read };
   };
-  const own = field(`Class of your ${noun}, if known: others get a red frame`, "unknown", marked);
+  const own = field(`Class of your ${noun} (marks others in red)`, "unknown", marked);
   const only = field("Search only in the class", "all classes", filtered);
   return { element: h("div", { class: "fields" }, own.element, only.element, list), own: own.read, only: only.read };
 }
@@ -110,7 +110,7 @@ function show({ query, hits, error, ...answer }, className, search) {
 // What the neighbours say together: the likely class, or none of these. Within one class there is nothing to vote on.
 function verdict(hits, { known, threshold, vote, by_centers: center, only }) {
   if (known === false && hits.length) {
-    return h("p", { class: "verdict" }, h("strong", {}, "None of these."), ` The best match is below ${threshold.toFixed(3)}, the similarity that this run was calibrated to.`);
+    return h("p", { class: "verdict none" }, h("strong", {}, "Probably none of these."), ` The best match scores ${cosine(hits[0].score)}; this run was calibrated to expect at least ${cosine(threshold)}.`);
   }
   if (!vote || only) return null;
   const link = (name) => h("a", { href: classLink(name) }, breakable(name));

@@ -1,6 +1,7 @@
 // Items chosen anywhere, and what can be done with them: tag, relabel, delete, export. Only if the server allows it.
 
 import { get, post } from "./api.js";
+import { csv, save } from "./csv.js";
 import { announce, count, errorBox, h } from "./dom.js";
 
 const chosen = new Map(); // item by id
@@ -89,17 +90,9 @@ function ask(title, label, then, classes = false) {
 
 function exportCsv() {
   const rows = [...chosen.values()].map((item) => [item.id, item.proposed ?? item.class_name, item.class_name, (item.tags ?? []).join(" ")]);
-  save("items.csv", [["item", "label", "before", "tags"], ...rows].map((row) => row.map(quoted).join(",")).join("\n"));
+  save("items.csv", csv([["item", "label", "before", "tags"], ...rows]));
 }
 
 async function download() {
   save("changes.csv", await get("changes.csv", {}, undefined, "text"));
-}
-
-const quoted = (value) => (/[",\n\r]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
-
-function save(name, text) {
-  const url = URL.createObjectURL(new Blob([`${text.trimEnd()}\n`], { type: "text/csv" }));
-  h("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }

@@ -1,7 +1,7 @@
 // Items as a grid of pictures or, if they are texts, as a list; each a link to its page. Arrow keys move the focus.
 
 import { thumbnail } from "./api.js";
-import { errorBox, h, itemLink, nameOf } from "./dom.js";
+import { cosine, errorBox, h, itemLink, nameOf } from "./dom.js";
 import { canSelect, checkbox } from "./select.js";
 
 const SCORE = "cosine similarity of the embeddings: 1 for the same direction, about 0 for unrelated items, never above 1";
@@ -41,16 +41,18 @@ function tile(entry, named) {
   const item = entry.item ?? entry;
   const other = entry.same_class === false ? "other class" : null;
   const wrong = item.taken_for ? `taken for ${item.taken_for}` : other;
-  const likely = typeof entry.probability === "number" ? ` · ${Math.round(100 * entry.probability)}\u00a0%` : null;
+  const likely = typeof entry.probability === "number" ? ` · ${entry.probability > 0.995 ? ">99" : Math.round(100 * entry.probability)}\u00a0%` : null;
   const caption = [
     named ? h("span", { class: "class cut", title: item.class_name }, item.class_name) : null,
-    entry.score === undefined ? null : h("span", { class: "score", title: numbers([entry]) }, entry.score.toFixed(3), likely),
+    entry.score === undefined ? null : h("span", { class: "score", title: numbers([entry]) }, cosine(entry.score), likely),
     wrong ? h("span", { class: "badge cut", title: wrong }, "✕ ", wrong) : null,
+    item.note ? h("span", { class: "note cut", title: item.note }, item.note) : null,
     item.proposed ? h("span", { class: "note cut", title: `proposed: ${item.proposed}` }, "→ ", item.proposed) : null,
     item.tags?.length ? h("span", { class: "note cut", title: item.tags.join(", ") }, "# ", item.tags.join(", ")) : null,
   ];
-  return h("li", { class: wrong ? "wrong" : null }, canSelect() ? checkbox(item, nameOf(item)) : null,
-    h("a", { href: itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, thumbnail(item, { alt: named ? "" : nameOf(item) })),
+  const stored = item.stored !== false; // an audit also names items that the store does not have
+  return h("li", { class: wrong ? "wrong" : null }, canSelect() && stored ? checkbox(item, nameOf(item)) : null,
+    h(stored ? "a" : "div", { href: stored && itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, thumbnail(item, { alt: named ? "" : nameOf(item) })),
       caption.some(Boolean) ? h("span", { class: "caption" }, caption) : null));
 }
 

@@ -1,0 +1,171 @@
+"""Response times of every request that the gallery's pages make, on a store of 100 000 items with an audit.
+
+The server runs in a process of its own; one client asks for different items, classes and findings over a connection
+that stays open. "first" is the first answer, which may include reading the store or an analysis of all items. Other
+load on the machine hardly changes the processor time of the server. Writes results/pages.json and results/pages.md.
+
+    python benchmarks/pages.py [--items 100000] [--asks 200]
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measuring import machine, save, table
+from serving import DIM, PORT, connect, fill, processor_seconds, summary
+
+CENTERS = 3
+PER_CLASS = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--items", type=int, default=100_000)
+    parser.add_argument("--asks", type=int, default=200)
+    parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        serve(Path(options.serve), options.items)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        fill(f"{folder}/store", options.items)
+        write_audit(Path(folder), options.items)
+        server = subprocess.Popen([sys.executable, __file__, "--serve", folder, "--items", str(options.items)])
+        try:
+            rows = asyncio.run(measure(server.pid, options.items, options.asks))
+        finally:
+            server.terminate()
+            server.wait()
+    print(text(rows))
+    save("pages", machine("torch", "uvicorn", "fastapi"), rows, text(rows))
+
+
+def write_audit(folder: Path, items: int) -> None:
+    """One item in twenty is suspect, and one in fifty a copy."""
+    draw = random.Random(0)
+
+    def place() -> dict[str, Any]:
+        row = draw.randrange(items)
+        return {"item": f"{row:07}", "split": "train", "row": row, "label": str(row % (items // PER_CLASS))}
+
+    classes = [str(draw.randrange(items // PER_CLASS)) for _ in range(200)]
+    content = {
+        "name": "benchmark",
+        "items": items,
+        "features": "vectors",
+        "notes": [],
+        "suspects": [
+            {**place(), "suggested": classes[row % 200], "odds": 5.0, "wrong": 0.9} for row in range(items // 20)
+        ],
+        "duplicates": [
+            {"how": "exact", "similarity": 1.0, "conflict": True, "leak": row % 2 == 0, "items": [place(), place()]}
+            for row in range(items // 100)
+        ],
+        "leak": {"groups": 0, "test_items": 0, "with": None, "without": None},
+        "unreadable": [],
+        "odd": [{**place(), "reason": "blank"} for _ in range(items // 1000)],
+        "outliers": [],
+        "classes": [
+            {"kind": "confusable", "classes": list(pair), "value": 0.3} for pair in itertools.pairwise(classes)
+        ],
+    }
+    (folder / "audit.json").write_text(json.dumps(content))
+
+
+def serve(folder: Path, items: int) -> None:
+    import torch
+
+    from softtriple.gallery import Settings, create_app
+    from softtriple.gallery.audits import Audits
+    from softtriple.gallery.server import Server, listen
+    from softtriple.models import Encoder, EncoderConfig
+    from softtriple.search import open_store, resident
+
+    names = tuple(map(str, range(items // PER_CLASS)))
+    encoder = Encoder(EncoderConfig(backbone="conv-small", dim=DIM), class_names=names).eval()
+    centers = torch.randn(len(names), CENTERS, DIM, generator=torch.Generator().manual_seed(0))
+    store = resident(open_store(str(folder / "store"), fingerprint="benchmark"))
+    with listen("127.0.0.1", PORT) as listening:
+        Server(create_app(encoder, store, centers, audits=Audits(folder)), Settings()).run(sockets=[listening])
+
+
+def paths(items: int, version: str) -> dict[str, Any]:
+    """What the pages ask for, by name; each call draws other items."""
+    draw = random.Random(0)
+    classes = items // PER_CLASS
+
+    def rows(count: int) -> str:
+        return "".join(f"&row={draw.randrange(items)}" for _ in range(count))
+
+    return {
+        "about": lambda: "about",
+        "search: items": lambda: f"items?offset={48 * draw.randrange(100)}",
+        "search: class names": lambda: "class-names",
+        "item: neighbours": lambda: f"search/item?id={draw.randrange(items):07}&k=24",
+        "item: details": lambda: f"item?id={draw.randrange(items):07}",
+        "classes": lambda: "classes",
+        "class": lambda: f"class?class={draw.randrange(classes)}",
+        "class: more items": lambda: f"items?class={draw.randrange(classes)}&offset=24",
+        "map": lambda: "map?method=pca",
+        "map: state": lambda: "map/state",
+        "map: predictions": lambda: f"map/column?column=prediction&version={version}",
+        "map: centres": lambda: f"map/column?column=center&version={version}",
+        "map: suspects": lambda: f"map/column?column=suspect&version={version}",
+        "map: one item": lambda: f"map/items?version={version}{rows(1)}",
+        "map: selected items": lambda: f"map/items?version={version}{rows(48)}",
+        "audit": lambda: "audit",
+        **{
+            f"audit: {kind}": lambda kind=kind: f"audit/findings?kind={kind}&offset={24 * draw.randrange(4)}"
+            for kind in ("labels", "leaks", "copies", "odd", "classes")
+        },
+    }
+
+
+async def measure(process: int, items: int, asks: int) -> list[dict[str, Any]]:
+    reader, writer = await connect()
+
+    async def ask(path: str) -> tuple[float, bytes]:
+        """Seconds and body of an answer; asks again while the server is busy with the first analysis."""
+        start = time.perf_counter()
+        while True:
+            writer.write(f"GET /api/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
+            body = await reader.readexactly(int(length.split(b":")[1]))
+            if head.startswith(b"http/1.1 200"):
+                return time.perf_counter() - start, body
+            assert head.startswith(b"http/1.1 429"), body
+            await asyncio.sleep(0.2)
+
+    _, state = await ask("map/state")
+    result = []
+    for name, path in paths(items, json.loads(state)["version"]).items():
+        first, body = await ask(path())
+        before = processor_seconds(process)
+        taken = [(await ask(path()))[0] for _ in range(asks)]
+        used = (processor_seconds(process) - before) / asks * 1e3
+        row = summary(taken, sum(taken))
+        result.append({"request": name, "first_s": first, **row, "cpu_ms": used, "kB": len(body) / 1e3})
+        print(name, {key: round(value, 2) for key, value in result[-1].items() if key != "request"}, flush=True)
+    writer.close()
+    return result
+
+
+def text(rows: list[dict[str, Any]]) -> str:
+    cells = [
+        [row["request"], *(f"{row[name]:.1f}" for name in ("first_s", "p50_ms", "p95_ms", "cpu_ms", "kB"))]
+        for row in rows
+    ]
+    return table(["request", "first, s", "p50 ms", "p95 ms", "server CPU ms per answer", "kB"], cells)
+
+
+if __name__ == "__main__":
+    main()
