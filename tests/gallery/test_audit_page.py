@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
-from softtriple.data.relabel import read_labels
 from tests.gallery.browsing import forget_refusals, needs_chromium
 from tests.gallery.small_audit import make_audit
 from tests.gallery.small_gallery import Collection, running
 
+from softtriple.data.corrections import read_labels
 from softtriple.gallery.audits import KINDS, Audits
 
 pytestmark = needs_chromium

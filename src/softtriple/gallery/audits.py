@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.exceptions import HTTPException
 from torch import Tensor
 
-from softtriple.data.identity import absolute_path
+from softtriple.data.benchmark import absolute_path
 from softtriple.errors import UserError
 from softtriple.gallery.analysis import Snapshot
 from softtriple.gallery.schemas import AuditAnswer, AuditKind, Finding, FindingPage, FoundItem, ItemAnswer, ItemGroup

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from softtriple.config import Config
 from softtriple.data import Benchmark, ImageArray, ImageFiles, ImageList, Items, Split, Texts, Vectors
-from softtriple.data.identity import item_ids
+from softtriple.data.benchmark import item_ids
 from softtriple.data.inspection import Inspection, inspect_items, pixel_features
 from softtriple.errors import UserError
 from softtriple.metrics import Report, evaluate
