@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.search.test_knn import by_the_book, crowded
 
-from softtriple.search import knn, ranks
+from softtriple.search import knn, products, ranks
 from softtriple.search.knn import nearest
 from softtriple.search.ranks import first_hit_ranks, hit_rows
 
@@ -19,13 +19,14 @@ def hits_by_the_book(queries, labels, gallery, gallery_labels, k, exclude_self=F
     return gallery_labels[rows] == labels[:, None]
 
 
-@pytest.fixture(params=["faiss", "tiles", "whole rows"])
+@pytest.fixture(params=["rows", "kept rows", "tiles", "float64"])
 def engine(request, monkeypatch):
+    if request.param == "kept rows":
+        monkeypatch.setattr(products, "WIDE", 0)
     if request.param == "tiles":
-        monkeypatch.setattr(knn, "_flat_candidates", knn._tiled_candidates)
-    if request.param == "whole rows":
-        monkeypatch.setattr(knn, "MANY", 0)
-        monkeypatch.setattr(ranks, "MANY", 0)
+        monkeypatch.setattr(products, "_row_candidates", products._tiled_candidates)
+    if request.param == "float64":
+        monkeypatch.setattr(ranks, "DEEP", 0)
 
 
 @pytest.mark.parametrize("k", [1, 7, 40, 69])
@@ -84,7 +85,7 @@ def labelled(count, dim, distinct, num_classes, seed):
 
 @pytest.fixture(params=[2048, 8], ids=["one tile", "many tiles"])
 def tile(request, monkeypatch):
-    monkeypatch.setattr(knn, "TILE", request.param)
+    monkeypatch.setattr(products, "TILE", request.param)
 
 
 @settings(deadline=None, max_examples=200)

@@ -24,23 +24,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softtriple.errors import UserError
-from softtriple.search.knn import (
-    MANY,
-    SPARE,
-    Search,
-    candidates,
-    descending,
-    error_bound,
-    exact_pairs,
-    full_float32,
-    query_blocks,
-    sorted_by_score,
-    take_rows,
-    tiles,
-)
+from softtriple.search.knn import SPARE, descending, error_bound, exact_pairs, query_blocks, sorted_by_score
+from softtriple.search.products import Search, candidates, full_float32, take_rows, tiles
 
 # Candidates beyond k, as a share of k: the denser the candidates, the more of them the bound leaves open.
 SPARE_SHARE = 32
+# With more candidates than this float32 leaves most of them open.
+DEEP = 2048
 
 
 def hit_rows(
@@ -69,7 +59,7 @@ def hit_rows(
     width, k = min(k + SPARE + k // SPARE_SHARE, available), min(k, available)
     if not k or not len(queries):
         return torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
-    deep = width > MANY
+    deep = width > DEEP
     if deep:
         # So many candidates are so close that float32 would leave most of them open. The error of a product in float64,
         # and of an exact score, which counts here, is 2**-29 of the bound each.
@@ -111,8 +101,11 @@ def _hits_in_place(
 ) -> tuple[Int[Tensor, "asked width"], Float[Tensor, "asked width"]]:
     """``rows``, given in the order of their products ``values``, with hits and misses in place, and the sort keys."""
     keys = values.double()
-    near = _near_the_other_kind(values.cpu().numpy(), hits.cpu().numpy(), 2 * bound)
+    # If any hit and miss of a query are within the distance, then so are two neighbours in the order of products.
+    mixed = ((hits[:, 1:] != hits[:, :-1]) & (values[:, :-1] - values[:, 1:] <= 2 * bound)).any(dim=1).nonzero()[:, 0]
+    near = _near_the_other_kind(values[mixed].cpu().numpy(), hits[mixed].cpu().numpy(), 2 * bound)
     row, col = (torch.from_numpy(places).to(rows.device) for places in near.nonzero())
+    row = mixed[row]
     if len(row):
         keys[row, col] = exact_pairs(queries, gallery, asked[row], rows[row, col], memory_budget)
         changed = torch.unique_consecutive(row)
