@@ -7,7 +7,16 @@ from tests.search.test_knn import by_the_book, crowded, unit
 
 from softtriple.search import products
 from softtriple.search.knn import nearest
-from softtriple.search.products import Search, candidates, tile_side, tiles
+from softtriple.search.products import (
+    Search,
+    candidates,
+    coarse_bound,
+    coarse_is_faster,
+    coarse_product,
+    encode,
+    tile_side,
+    tiles,
+)
 
 
 @pytest.mark.parametrize("budget", [1, 96 * 49, 1 << 30])
@@ -66,3 +75,25 @@ def test_candidates_are_the_largest_products_in_descending_order(engine, width, 
     assert torch.allclose(values, expected.topk(width, dim=1).values, atol=1e-6)
     assert torch.allclose(values, expected.gather(1, rows), atol=1e-6)
     assert all(len(np.unique(row)) == width for row in rows.numpy())
+
+
+@pytest.mark.parametrize("dim", [2, 3, 64, 300])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+@pytest.mark.parametrize("decay", [0.0, 2.0])
+def test_products_of_codes_are_within_their_bound(dim, scale, decay):
+    spectrum = torch.arange(1, dim + 1) ** -decay
+    queries, gallery = scale * unit(60, dim) * spectrum, unit(90, dim, seed=1) * spectrum
+    gallery[7] = 0
+    codes = encode(queries), encode(gallery)
+    found = coarse_product(codes[0], slice(0, 60), codes[1], slice(0, 90), torch.empty(60, 90)).double()
+    error = (found - queries.double() @ gallery.double().T).abs().amax(dim=1)
+    assert (error <= coarse_bound(*codes)).all()
+    if dim == 300:
+        assert float(coarse_bound(*codes).amax()) <= 0.04 * float(
+            queries.norm(dim=1).amax() * gallery.norm(dim=1).amax()
+        )
+
+
+def test_speed_of_codes_is_measured_once():
+    assert coarse_is_faster() is coarse_is_faster()
+    assert coarse_is_faster.cache_info().misses == 1

@@ -163,3 +163,17 @@ def test_gallery_needs_labels():
 
 def test_docstring_examples():
     assert doctest.testmod(ranks).failed == 0
+
+
+@pytest.mark.parametrize("open_pairs", [0, 12, 10**6])
+@pytest.mark.parametrize(("dim", "distinct"), [(3, 9), (67, 9), (67, 500)])
+def test_ranks_by_codes_are_the_same(dim, distinct, open_pairs, monkeypatch):
+    items, labels = labelled(150, dim, distinct, 12, 0)
+    queries, query_labels = labelled(40, dim, distinct, 12, 1)
+    other = {"gallery": items, "gallery_labels": labels}
+    expected = first_hit_ranks(items, labels), first_hit_ranks(queries, query_labels, **other)
+    for name, value in {"WIDE": 0, "LARGE": 0, "OPEN": open_pairs, "coarse_is_faster": lambda: True}.items():
+        monkeypatch.setattr(ranks, name, value)
+    monkeypatch.setattr(products, "TILE", 40)
+    assert first_hit_ranks(items, labels).equal(expected[0])
+    assert first_hit_ranks(queries, query_labels, **other).equal(expected[1])
