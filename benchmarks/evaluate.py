@@ -25,7 +25,7 @@ SIZES = {
     "sop": (60_502, 512, 11_316, 1.15),
 }
 RECALL_AT = {size: (1, 10, 100, 1000) if size == "sop" else (1, 2, 4, 8) for size in SIZES}
-VARIANTS = ("product", "report", "pml all")
+VARIANTS = ("product", "recall", "report", "pml all")
 
 
 def main() -> None:
@@ -77,6 +77,7 @@ def run(variant: str, size: str) -> dict[str, Any]:
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     from softtriple.metrics.evaluate import Embeddings, evaluate
+    from softtriple.search.ranks import first_hit_ranks
 
     def product(vectors: Any, labels: Any) -> dict[str, float]:
         out = torch.empty(2048, 2048)
@@ -84,6 +85,9 @@ def run(variant: str, size: str) -> dict[str, Any]:
             for cols in vectors.split(2048):
                 torch.mm(rows, cols.T, out=out[: len(rows), : len(cols)])
         return {}
+
+    def recall(vectors: Any, labels: Any) -> dict[str, float]:
+        return {"precision_at_1": float((first_hit_ranks(vectors, labels) == 1).double().mean())}
 
     def report(vectors: Any, labels: Any) -> dict[str, float]:
         result = evaluate(Embeddings(vectors, labels), recall_at=RECALL_AT[size])
@@ -95,7 +99,7 @@ def run(variant: str, size: str) -> dict[str, Any]:
         values = calculator.get_accuracy(vectors, labels)
         return {names.get(name, name): value for name, value in values.items()}
 
-    functions = {"product": product, "report": report, "pml all": pml}
+    functions = {"product": product, "recall": recall, "report": report, "pml all": pml}
     vectors, labels = sample(*SIZES[size])
     function = functions[variant]
     function(vectors[:400], labels[:400])  # warm-up: libraries load and start their threads

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
-from softtriple.metrics.clustering import ami, kmeans, nmi, principal_components
+from softtriple.metrics.clustering import Agreement, ami, cluster_means, kmeans, nmi, principal_components
 
 
 def blobs(count, num_classes, dim, noise, seed=0):
@@ -66,16 +66,33 @@ def test_objective_is_that_of_the_clusters():
     assert float((vectors - means[clusters]).square().sum()) == pytest.approx(objective, rel=1e-4)
 
 
-def test_a_sketch_guides_and_the_vectors_decide():
+def test_a_run_is_continued_from_its_centers():
     vectors, _ = blobs(900, 40, 64, 0.8)
     sketch = principal_components(vectors, 16)
     assert sketch.shape == (900, 16)
-    guided = [kmeans(vectors, 40, seed=seed, sketch=sketch, iterations=100, tolerance=0.0) for seed in range(3)]
+    guides = [kmeans(sketch, 40, seed=seed, iterations=5, relocate=False) for seed in range(3)]
+    starts = [cluster_means(vectors, guide.clusters, 40) for guide in guides]
+    guided = [kmeans(vectors, 40, start=start, iterations=100, tolerance=0.0) for start in starts]
     alone = [kmeans(vectors, 40, seed=seed) for seed in range(3)]
     assert min(run.objective for run in guided) <= 1.03 * min(run.objective for run in alone)
     for clusters, objective in guided:
-        means = torch.stack([vectors[clusters == c].mean(dim=0) for c in range(40)])
+        means = cluster_means(vectors, clusters, 40)
         assert float((vectors - means[clusters]).square().sum()) == pytest.approx(objective, rel=1e-4)
+
+
+def test_means_of_clusters():
+    means = cluster_means(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 5.0]]), torch.tensor([2, 2, 0]), 3)
+    assert means.tolist() == [[5.0, 5.0], [0.0, 0.0], [2.0, 3.0]]
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 8)), min_size=1, max_size=30))
+def test_agreement_of_several_clusterings_is_that_of_each(triples):
+    labels, *clusterings = torch.tensor(triples).unbind(dim=1)
+    agreement = Agreement(labels)
+    for clusters in clusterings:
+        assert agreement.nmi(clusters) == nmi(labels, clusters)
+        assert agreement.ami(clusters) == pytest.approx(ami(labels, clusters), abs=1e-12)
 
 
 def test_principal_components_keep_the_most_variance():

@@ -9,14 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from softtriple.errors import UserError
-from softtriple.search import knn
+from softtriple.search import knn, products
 from softtriple.search.knn import (
     Neighbors,
     error_bound,
     exact_pairs,
     nearest,
-    tile_side,
-    tiles,
     top_rows,
 )
 
@@ -38,13 +36,15 @@ def crowded(count, dim, distinct, seed):
     return pool[random.integers(distinct, size=count)]
 
 
-@pytest.fixture(params=["faiss", "tiles", "small tiles"])
+@pytest.fixture(params=["rows", "kept rows", "tiles", "small tiles"])
 def engine(request, monkeypatch):
-    """On a CPU faiss finds the candidates; tiles, as on a GPU, must find the same."""
+    """Every way to find candidates must find the same."""
+    if request.param == "kept rows":
+        monkeypatch.setattr(products, "WIDE", 0)
     if "tiles" in request.param:
-        monkeypatch.setattr(knn, "_flat_candidates", knn._tiled_candidates)
+        monkeypatch.setattr(products, "_row_candidates", products._tiled_candidates)
     if "small" in request.param:
-        monkeypatch.setattr(knn, "TILE", 5)
+        monkeypatch.setattr(products, "TILE", 5)
 
 
 @settings(deadline=None, max_examples=150)
@@ -233,36 +233,6 @@ def test_error_bound_holds(dim, scale):
     exact = items.double() @ items.double().T
     error = float(((items @ items.T).double() - exact).abs().max())
     assert error <= error_bound(items, items) <= 1e-4 * scale**2
-
-
-@pytest.mark.parametrize("budget", [1, 96 * 49, 1 << 30])
-def test_tiles_cover_every_pair_once(budget):
-    items, others = unit(20, 4), unit(13, 4, seed=1)
-    among, across, shifted = torch.zeros(20, 20), torch.zeros(20, 13), torch.zeros(6, 20)
-    for rows, cols, values in tiles(items, items, budget, own=torch.arange(20)):
-        among[rows, cols] += values
-    for rows, cols, values in tiles(items, others, budget):
-        across[rows, cols] += values
-    for rows, cols, values in tiles(items[5:11], items, budget, own=torch.arange(5, 11)):
-        shifted[rows, cols] += values
-    expected = (items @ items.T).fill_diagonal_(-torch.inf)
-    assert torch.allclose(among, expected, atol=1e-6)
-    assert torch.allclose(across, items @ others.T, atol=1e-6)
-    assert torch.allclose(shifted, expected[5:11], atol=1e-6)
-
-
-def test_a_tile_and_its_pairs_fit_the_budget():
-    for budget in (1 << 10, 1 << 20, 1 << 26):
-        assert 96 * tile_side(budget) ** 2 <= budget
-
-
-def test_readers_of_a_tile_have_the_precision_that_they_set():
-    vectors = torch.eye(3)
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert [torch.get_float32_matmul_precision() for _ in tiles(vectors, vectors, 0)] == ["medium"] * 9
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 def test_docstring_examples():

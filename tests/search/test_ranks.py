@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.search.test_knn import by_the_book, crowded
 
-from softtriple.search import knn, ranks
+from softtriple.search import knn, products, ranks
 from softtriple.search.knn import nearest
 from softtriple.search.ranks import first_hit_ranks, hit_rows
 
@@ -19,13 +19,14 @@ def hits_by_the_book(queries, labels, gallery, gallery_labels, k, exclude_self=F
     return gallery_labels[rows] == labels[:, None]
 
 
-@pytest.fixture(params=["faiss", "tiles", "whole rows"])
+@pytest.fixture(params=["rows", "kept rows", "tiles", "float64"])
 def engine(request, monkeypatch):
+    if request.param == "kept rows":
+        monkeypatch.setattr(products, "WIDE", 0)
     if request.param == "tiles":
-        monkeypatch.setattr(knn, "_flat_candidates", knn._tiled_candidates)
-    if request.param == "whole rows":
-        monkeypatch.setattr(knn, "MANY", 0)
-        monkeypatch.setattr(ranks, "MANY", 0)
+        monkeypatch.setattr(products, "_row_candidates", products._tiled_candidates)
+    if request.param == "float64":
+        monkeypatch.setattr(ranks, "DEEP", 0)
 
 
 @pytest.mark.parametrize("k", [1, 7, 40, 69])
@@ -84,7 +85,7 @@ def labelled(count, dim, distinct, num_classes, seed):
 
 @pytest.fixture(params=[2048, 8], ids=["one tile", "many tiles"])
 def tile(request, monkeypatch):
-    monkeypatch.setattr(knn, "TILE", request.param)
+    monkeypatch.setattr(products, "TILE", request.param)
 
 
 @settings(deadline=None, max_examples=200)
@@ -162,3 +163,17 @@ def test_gallery_needs_labels():
 
 def test_docstring_examples():
     assert doctest.testmod(ranks).failed == 0
+
+
+@pytest.mark.parametrize("open_pairs", [0, 12, 10**6])
+@pytest.mark.parametrize(("dim", "distinct"), [(3, 9), (67, 9), (67, 500)])
+def test_ranks_by_codes_are_the_same(dim, distinct, open_pairs, monkeypatch):
+    items, labels = labelled(150, dim, distinct, 12, 0)
+    queries, query_labels = labelled(40, dim, distinct, 12, 1)
+    other = {"gallery": items, "gallery_labels": labels}
+    expected = first_hit_ranks(items, labels), first_hit_ranks(queries, query_labels, **other)
+    for name, value in {"WIDE": 0, "LARGE": 0, "OPEN": open_pairs, "coarse_is_faster": lambda: True}.items():
+        monkeypatch.setattr(ranks, name, value)
+    monkeypatch.setattr(products, "TILE", 40)
+    assert first_hit_ranks(items, labels).equal(expected[0])
+    assert first_hit_ranks(queries, query_labels, **other).equal(expected[1])

@@ -10,7 +10,7 @@ from tests.gallery.memory_store import MemoryStore
 from tests.search.test_stores import DIM, NASTY, some_items, unit
 
 from softtriple.errors import UserError
-from softtriple.search import Item, Store, knn, open_store, resident
+from softtriple.search import Item, Store, open_store, products, resident
 from softtriple.search.resident import BUDGET_VARIABLE, ResidentStore, serving
 
 
@@ -168,6 +168,6 @@ def test_an_empty_store(uri: str) -> None:
 
 def test_batches_have_the_answers_of_single_queries(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     in_memory = resident(filled(uri, 900))
-    monkeypatch.setattr(knn, "BLOCK", 4)  # so that whole rows of products are searched block by block
+    monkeypatch.setattr(products, "COLUMNS", 16)  # so that rows of products are searched part by part
     queries = unit(20, seed=6)
     assert in_memory.search(queries, 5) == [in_memory.search(query[None], 5)[0] for query in queries]

@@ -11,8 +11,8 @@ iteration. Every iteration also moves centres that contribute little to items th
 lowers the objective. A few iterations then reach a lower objective than twenty from random items: 29 990 against 30 140
 (faiss.Kmeans) on vectors of that size, in a quarter of the time.
 
-Runs on the same vectors can share their principal components. Iterations there cost a fraction and end nearer to a good
-solution than a start from items does, so that few iterations on the whole vectors remain.
+With few clusters relocation gains nothing. Runs can then be short and on some of the items or on their principal
+components, which cost a fraction, and the best of them be continued on everything (`softtriple.metrics.evaluate`).
 """
 
 from typing import NamedTuple
@@ -27,8 +27,9 @@ from torch import Tensor
 
 from softtriple.errors import UserError
 
-# k-means++ draws one centre per round; more rounds than these did not lower the objective.
+# k-means++ draws one centre per round; more and smaller rounds than these did not lower the objective.
 ROUNDS = 16
+CENTERS_PER_ROUND = 25
 
 
 class Clustering(NamedTuple):
@@ -43,25 +44,24 @@ def kmeans(
     num_clusters: int,
     *,
     seed: int = 0,
+    start: Float[Tensor, "clusters dim"] | None = None,
     iterations: int = 20,
     tolerance: float = 1e-4,
-    sketch: Float[Tensor, "items some"] | None = None,
+    relocate: bool = True,
 ) -> Clustering:
-    """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from a spread start.
+    """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from the centres ``start`` or a spread start.
 
     It stops after ``iterations``, or when an iteration without relocated centres lowers the objective by less than the
-    share ``tolerance``. With a ``sketch`` of the vectors, such as `principal_components`, the iterations first run on
-    that and then on the vectors.
+    share ``tolerance``. An iteration that may ``relocate`` centres takes twice as long.
     """
     if not 1 <= num_clusters <= len(vectors):
         raise UserError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
     items = vectors.detach().float().cpu().contiguous()
-    drawn = items if sketch is None else sketch
-    served = _spread_start(drawn, num_clusters, np.random.default_rng(seed))
-    if sketch is not None:
-        served = _lloyd(sketch, served, num_clusters, iterations, tolerance)
-        served = _assign(items, _means(items, served, num_clusters), 2)
-    served = _lloyd(items, served, num_clusters, iterations, tolerance)
+    if start is None:
+        served = _spread_start(items, num_clusters, np.random.default_rng(seed), relocate)
+    else:
+        served = _assign(items, start, relocate)
+    served = _lloyd(items, served, num_clusters, iterations, tolerance, relocate)
     return Clustering(torch.from_numpy(served.nearest), served.objective)
 
 
@@ -73,17 +73,30 @@ def principal_components(vectors: Float[Tensor, "items dim"], count: int) -> Flo
     return components.contiguous()
 
 
+def cluster_means(
+    vectors: Float[Tensor, "items dim"], clusters: Int[Tensor, " items"], num_clusters: int
+) -> Float[Tensor, "clusters dim"]:
+    """The mean of each cluster, on the CPU; 0 where it has no items."""
+    sizes = torch.bincount(clusters, minlength=num_clusters).clamp(min=1)
+    means = torch.zeros(num_clusters, vectors.shape[1]).index_add_(0, clusters, vectors.detach().float().cpu())
+    return means.div_(sizes[:, None])
+
+
 def _lloyd(
-    items: Float[Tensor, "items dim"], served: "_Service", num_clusters: int, iterations: int, tolerance: float
+    items: Float[Tensor, "items dim"],
+    served: "_Service",
+    num_clusters: int,
+    iterations: int,
+    tolerance: float,
+    relocate: bool,
 ) -> "_Service":
-    """Lloyd's iterations from ``served``, with centres relocated where that lowers the objective."""
-    relocates = True
+    """Lloyd's iterations from ``served``, with centres relocated, if asked, where that lowers the objective."""
     for _ in range(iterations):
-        moves = _relocations(served, num_clusters) if relocates else []
-        centers = _means(items, served, num_clusters)
+        moves = _relocations(served, num_clusters) if relocate else []
+        centers = cluster_means(items, torch.from_numpy(served.nearest), num_clusters)
         for cluster, item in moves:
             centers[cluster] = items[item]
-        better = _assign(items, centers, 2 if relocates else 1)
+        better = _assign(items, centers, relocate)
         gain = served.objective - better.objective
         if gain > 0:
             served = better
@@ -92,7 +105,7 @@ def _lloyd(
                 break
             # The gain of a move is an estimate. From here on no centre is relocated, and the second nearest, which
             # takes longer to find, is not needed.
-            relocates = False
+            relocate = False
     return served
 
 
@@ -106,10 +119,7 @@ def nmi(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> float
         >>> nmi(labels, torch.tensor([7, 7, 3, 3])), nmi(labels, torch.tensor([0, 1, 0, 1]))
         (1.0, 0.0)
     """
-    table = _Contingency.of(labels, clusters)
-    if table.is_trivial:
-        return 1.0
-    return min(1.0, max(0.0, table.mutual_information / table.mean_entropy))  # rounding may carry it past either
+    return Agreement(labels).nmi(clusters)
 
 
 def ami(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> float:
@@ -123,44 +133,46 @@ def ami(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> float
         >>> round(ami(labels, torch.tensor([7, 7, 3, 3])), 4), round(ami(labels, torch.tensor([0, 1, 0, 1])), 4)
         (1.0, -0.5)
     """
-    table = _Contingency.of(labels, clusters)
-    if table.is_trivial:
-        return 1.0
-    chance = _expected_mutual_information(table.class_sizes, table.cluster_sizes)
-    room = table.mean_entropy - chance
-    # Every class and every cluster of one item: chance already agrees perfectly, and so do they.
-    if abs(room) < 1e-12:
-        return 1.0
-    return min(1.0, float((table.mutual_information - chance) / room))  # rounding may carry it past 1
+    return Agreement(labels).ami(clusters)
 
 
-class _Contingency(NamedTuple):
-    cells: NDArray[np.int64]  # numbers of items of each class in each cluster, where not zero
-    expected: NDArray[np.float64]  # the same numbers if classes and clusters were independent
-    class_sizes: NDArray[np.int64]
-    cluster_sizes: NDArray[np.int64]
+class Agreement:
+    """`nmi` and `ami` of several clusterings with the same ``labels``; what they share is computed once."""
 
-    @staticmethod
-    def of(labels: Int[Tensor, " items"], clusters: Int[Tensor, " items"]) -> "_Contingency":
-        _, classes, class_sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
-        _, groups, cluster_sizes = np.unique(clusters.cpu().numpy(), return_inverse=True, return_counts=True)
-        keys, cells = np.unique(classes * len(cluster_sizes) + groups, return_counts=True)
-        rows, cols = np.divmod(keys, len(cluster_sizes))
-        expected = class_sizes[rows] * cluster_sizes[cols] / len(classes)
-        return _Contingency(cells, expected, class_sizes, cluster_sizes)
+    def __init__(self, labels: Int[Tensor, " items"]) -> None:
+        _, self._classes, self._sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
+        self._entropy = _entropy(self._sizes)
+        self._by_chance: dict[int, float] = {}  # share of clusters of some size in the information by chance
 
-    @property
-    def is_trivial(self) -> bool:
-        """One class in one cluster, which always agree."""
-        return len(self.class_sizes) == len(self.cluster_sizes) == 1
+    def nmi(self, clusters: Int[Tensor, " items"]) -> float:
+        """Normalised mutual information with the labels."""
+        information, sizes = self._information(clusters)
+        if len(sizes) == len(self._sizes) == 1:
+            return 1.0  # one class in one cluster always agree
+        mean_entropy = (self._entropy + _entropy(sizes)) / 2
+        return min(1.0, max(0.0, information / mean_entropy))  # rounding may carry it past either
 
-    @property
-    def mutual_information(self) -> float:
-        return float((self.cells * np.log(self.cells / self.expected)).sum() / self.cells.sum())
+    def ami(self, clusters: Int[Tensor, " items"]) -> float:
+        """Adjusted mutual information with the labels."""
+        information, sizes = self._information(clusters)
+        if len(sizes) == len(self._sizes) == 1:
+            return 1.0
+        new = np.setdiff1d(sizes, list(self._by_chance))
+        self._by_chance.update(zip(new.tolist(), _information_by_chance(self._sizes, new).tolist(), strict=True))
+        chance = sum(self._by_chance[size] for size in sizes.tolist())
+        most = (self._entropy + _entropy(sizes)) / 2 - chance
+        # Every class and every cluster of one item: chance already agrees perfectly, and so do they.
+        if abs(most) < 1e-12:
+            return 1.0
+        return min(1.0, (information - chance) / most)  # rounding may carry it past 1
 
-    @property
-    def mean_entropy(self) -> float:
-        return (_entropy(self.class_sizes) + _entropy(self.cluster_sizes)) / 2
+    def _information(self, clusters: Int[Tensor, " items"]) -> tuple[float, NDArray[np.int64]]:
+        """Mutual information of classes and clusters, and the sizes of the clusters."""
+        _, groups, sizes = np.unique(clusters.cpu().numpy(), return_inverse=True, return_counts=True)
+        keys, cells = np.unique(self._classes * len(sizes) + groups, return_counts=True)
+        rows, cols = np.divmod(keys, len(sizes))
+        independent = self._sizes[rows] * sizes[cols] / len(groups)
+        return float((cells * np.log(cells / independent)).sum() / len(groups)), sizes
 
 
 class _Service(NamedTuple):
@@ -176,17 +188,20 @@ class _Service(NamedTuple):
         return float(self.distance.sum())
 
 
-def _spread_start(items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator) -> _Service:
+def _spread_start(
+    items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator, seconds: bool
+) -> _Service:
     """Items far apart as the first centres."""
     count = len(items)
     chosen: list[NDArray[np.int64]] = []
     weights = np.ones(count)
     served = _Service(*np.zeros((2, count), dtype=np.int64), *np.full((2, count), np.inf))
-    for part in np.array_split(np.arange(num_clusters), min(ROUNDS, num_clusters)):
+    rounds = min(ROUNDS, -(-num_clusters // CENTERS_PER_ROUND))
+    for part in np.array_split(np.arange(num_clusters), rounds):
         # The smallest of exponential times with rates `weights`: a weighted draw without replacement.
         times = random.exponential(size=count) / weights
         chosen.append(np.argpartition(times, len(part) - 1)[: len(part)])
-        served = _nearer(served, _assign(items, items[chosen[-1]], 2), int(part[0]))
+        served = _nearer(served, _assign(items, items[chosen[-1]], seconds), int(part[0]))
         # Copies of a centre keep a tiny weight, so that enough items remain to be drawn.
         weights = np.maximum(served.distance, 1e-12)
         weights[np.concatenate(chosen)] = 1e-300
@@ -195,26 +210,29 @@ def _spread_start(items: Float[Tensor, "items dim"], num_clusters: int, random: 
 
 def _nearer(old: _Service, new: _Service, first: int) -> _Service:
     """The two nearest of four centres; those of ``new`` are numbered from ``first``."""
-    clusters = np.stack([old.nearest, old.second, new.nearest + first, new.second + first])
-    distances = np.stack([old.distance, old.second_distance, new.distance, new.second_distance])
-    order = np.argsort(distances, axis=0, kind="stable")[:2]
-    nearest, second = np.take_along_axis(clusters, order, axis=0)
-    return _Service(nearest, second, *np.take_along_axis(distances, order, axis=0))
+    closer = new.distance < old.distance
+    nearest, distance = np.where(closer, new.nearest + first, old.nearest), np.minimum(new.distance, old.distance)
+    second, second_distance = (
+        np.where(closer, old.nearest, old.second),
+        np.where(closer, old.distance, old.second_distance),
+    )
+    other, other_distance = (
+        np.where(closer, new.second, new.nearest),
+        np.where(closer, new.second_distance, new.distance),
+    )
+    closer = other_distance < second_distance
+    return _Service(
+        nearest, np.where(closer, other + first, second), distance, np.minimum(other_distance, second_distance)
+    )
 
 
-def _assign(items: Float[Tensor, "items dim"], centers: Float[Tensor, "clusters dim"], count: int) -> _Service:
-    """Each item's nearest centre, and the next one if ``count`` is 2; where there is none it is infinitely far."""
-    found, clusters = faiss.knn(items.numpy(), centers.numpy(), min(count, len(centers)))
+def _assign(items: Float[Tensor, "items dim"], centers: Float[Tensor, "clusters dim"], seconds: bool) -> _Service:
+    """Each item's nearest centre, and the next one if ``seconds`` is set; where there is none it is infinitely far."""
+    found, clusters = faiss.knn(items.numpy(), centers.numpy(), min(1 + seconds, len(centers)))
     distances: NDArray[np.float64] = np.maximum(found, 0, dtype=np.float64)
     if distances.shape[1] == 1:
         return _Service(clusters[:, 0], clusters[:, 0], distances[:, 0], np.full(len(items), np.inf))
     return _Service(clusters[:, 0], clusters[:, 1], distances[:, 0], distances[:, 1])
-
-
-def _means(items: Float[Tensor, "items dim"], served: _Service, num_clusters: int) -> Float[Tensor, "clusters dim"]:
-    index = torch.from_numpy(served.nearest)
-    sizes = torch.bincount(index, minlength=num_clusters)
-    return torch.zeros(num_clusters, items.shape[1]).index_add_(0, index, items).div_(sizes.clamp(min=1)[:, None])
 
 
 def _relocations(served: _Service, num_clusters: int) -> list[tuple[int, int]]:
@@ -244,31 +262,29 @@ def _relocations(served: _Service, num_clusters: int) -> list[tuple[int, int]]:
     return moves
 
 
-def _expected_mutual_information(rows: NDArray[np.int64], cols: NDArray[np.int64]) -> float:
-    """Expectation of the mutual information over all tables with these margins (Vinh et al., JMLR 2010)."""
-    total = int(rows.sum())
+def _information_by_chance(
+    class_sizes: NDArray[np.int64], cluster_sizes: NDArray[np.int64]
+) -> Float[np.ndarray, " sizes"]:
+    """What a cluster of each size adds to the expected mutual information with classes (Vinh et al., JMLR 2010).
+
+    A class of a and a cluster of b of the N items share n by chance, with hypergeometric probability and mean a b / N.
+    They add the expectation of n / N log(N n / (a b)) = n / N log n + n / N log(N / (a b)).
+    """
+    total = int(class_sizes.sum())
     log_factorial = gammaln(np.arange(total + 1) + 1.0)
-    col_sizes, col_counts = np.unique(cols, return_counts=True)
-    expectation = 0.0
-    for a, count in zip(*np.unique(rows, return_counts=True), strict=True):
-        b = col_sizes[:, None]
-        n = np.arange(1, min(int(a), int(col_sizes[-1])) + 1)
+    information = np.zeros(len(cluster_sizes))
+    b = cluster_sizes[:, None]
+    largest = int(cluster_sizes.max(initial=0))
+    for a, count in zip(*np.unique(class_sizes, return_counts=True), strict=True):
+        n = np.arange(1, min(int(a), largest) + 1)
         possible = (n <= b) & (n >= a + b - total)
-        n, b = (grid[possible] for grid in np.broadcast_arrays(n, b))
-        weight = np.broadcast_to(col_counts[:, None], possible.shape)[possible]
-        # The hypergeometric probability that a class of a items and a cluster of b items share n of them.
-        log_probability = (
-            log_factorial[a] + log_factorial[b] + log_factorial[total - a] + log_factorial[total - b]
-        ) - (
-            log_factorial[total]
-            + log_factorial[n]
-            + log_factorial[a - n]
-            + log_factorial[b - n]
-            + log_factorial[total - a - b + n]
-        )
-        information = n / total * (np.log(total * n.astype(np.float64)) - np.log(a * b.astype(np.float64)))
-        expectation += count * float((weight * information * np.exp(log_probability)).sum())
-    return expectation
+        log_probability = log_factorial[a] - log_factorial[n] - log_factorial[a - n] - log_factorial[total]
+        log_probability = log_probability + (log_factorial[b] + log_factorial[total - b] + log_factorial[total - a])
+        log_probability -= log_factorial[np.where(possible, b - n, 0)]
+        log_probability -= log_factorial[np.where(possible, total - a - b + n, 0)]
+        shared = np.where(possible, np.exp(np.where(possible, log_probability, 0)), 0) @ (n * np.log(n))
+        information += count * (shared + a * cluster_sizes / total * np.log(total / (a * cluster_sizes))) / total
+    return information
 
 
 def _entropy(sizes: NDArray[np.int64]) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 from softtriple import dist
 from softtriple.data import read_vectors
 from softtriple.errors import UserError, counted
-from softtriple.metrics.clustering import ami, kmeans, nmi, principal_components
+from softtriple.metrics.clustering import Agreement, Clustering, cluster_means, kmeans, principal_components
 from softtriple.metrics.intervals import class_intervals
 from softtriple.metrics.report import ClassResult, KMeansRuns, Report
 from softtriple.metrics.retrieval import precision_per_query
@@ -28,12 +28,17 @@ from softtriple.search.ranks import first_hit_ranks, hit_rows
 # With more classes an iteration of k-means takes seconds, and runs differ little because chance averages out over
 # thousands of clusters: one run, which stops when an iteration gains less than one percent.
 _MANY_CLASSES = 1000
-# Principal components that runs of k-means share, for vectors with at least twice as many dimensions and few classes:
-# with many, clusters differ in more directions, and k-means ended with a higher objective.
-_COMPONENTS = 128
+# Iterations of every run of k-means with fewer classes, of which only the best is continued: by then the order of runs
+# and their spread hardly change, and an iteration lowers the objective less than another start does.
+_HEAT = 8
+_ITEMS_PER_CLUSTER = 30  # on average, in these runs
+_LAST = 5  # iterations on whole vectors, after those on their principal components
+# Principal components on which k-means runs first, for vectors with at least four times as many dimensions and few
+# classes: with many, clusters differ in more directions, and k-means ended with a higher objective.
+_COMPONENTS = 64
 # Queries with at most this many positives are searched together. Larger numbers are grouped by powers of two, so that
 # one large class does not make every query collect as many candidates.
-_SHALLOW = 64
+_SHALLOW = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,28 +290,41 @@ class _Clusters(NamedTuple):
 
 
 def _cluster(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], restarts: int, seed: int) -> _Clusters:
+    """NMI and AMI by k-means; ``vectors`` are in the order of their classes.
+
+    With many classes they are those of the best run. With few, short runs on some of the items compete, and the best of
+    them is continued on all.
+    """
     num_clusters = len(torch.unique(labels))
     many = num_clusters > _MANY_CLASSES
-    wide = vectors.shape[1] >= 2 * _COMPONENTS and len(vectors) > 1
-    sketch = principal_components(vectors, _COMPONENTS) if wide and not many else None
+    wide = vectors.shape[1] >= 4 * _COMPONENTS and len(vectors) > 1 and not many
+    sketch = principal_components(vectors, _COMPONENTS) if wide else vectors
+    some = slice(None, None, 1 if many else max(1, round(len(vectors) / (_ITEMS_PER_CLUSTER * num_clusters))))
+    agreement = Agreement(labels[some])
 
-    def run(restart: int) -> tuple[float, float, float]:
-        tolerance = 1e-2 if many else 1e-4
-        clustering = kmeans(vectors, num_clusters, seed=seed + restart, tolerance=tolerance, sketch=sketch)
-        clusters = clustering.clusters
-        return clustering.objective, nmi(labels, clusters), ami(labels, clusters)
+    def run(restart: int) -> tuple[Clustering, float, float]:
+        options = {"tolerance": 1e-2} if many else {"iterations": _HEAT, "relocate": False}
+        clustering = kmeans(sketch[some], num_clusters, seed=seed + restart, **options)
+        return clustering, agreement.nmi(clustering.clusters), agreement.ami(clustering.clusters)
 
     of_ranks = dist.gather_objects([run(restart) for restart in range(restarts)[dist.share(restarts)]])
-    objectives, nmis, amis = zip(*itertools.chain.from_iterable(of_ranks), strict=True)
-    best = min(range(restarts), key=lambda restart: objectives[restart])
+    runs, nmis, amis = zip(*itertools.chain.from_iterable(of_ranks), strict=True)
+    best = min(runs, key=lambda run: run.objective)
+    if not many:
+        agreement = Agreement(labels)
+        centers = cluster_means(sketch[some], best.clusters, num_clusters)
+        best = kmeans(sketch, num_clusters, start=centers, relocate=False)
+    if wide:
+        centers = cluster_means(vectors, best.clusters, num_clusters)
+        best = kmeans(vectors, num_clusters, start=centers, iterations=_LAST, relocate=False)
     summary = KMeansRuns(
         seed=seed,
         restarts=restarts,
-        objective=objectives[best],
+        objective=best.objective,
         nmi_spread=max(nmis) - min(nmis) if restarts > 1 else None,
         ami_spread=max(amis) - min(amis) if restarts > 1 else None,
     )
-    return _Clusters(nmis[best], amis[best], summary)
+    return _Clusters(agreement.nmi(best.clusters), agreement.ami(best.clusters), summary)
 
 
 def _per_class(

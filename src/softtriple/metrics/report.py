@@ -21,7 +21,7 @@ else:
 
 @dataclass(frozen=True, kw_only=True)
 class KMeansRuns:
-    """The k-means runs behind NMI and AMI, which are those of the run with the lowest objective."""
+    """The k-means runs behind NMI and AMI, which are those of the run with the lowest objective, continued."""
 
     seed: int
     restarts: int

@@ -20,11 +20,8 @@ are below the k-th by the same argument.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple, overload
 
-import faiss
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -32,23 +29,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from softtriple.errors import UserError
-
-# The best products of each query, best first, and their rows.
-Candidates = tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]
+from softtriple.search.products import Search, candidates, full_float32, slices
 
 # Candidates beyond k: float32 rarely misplaces a row by more than one or two places.
 SPARE = 3
 # Memory per candidate while it is scored and sorted, approximately.
 CANDIDATE_BYTES = 100
-# faiss sorts as it goes. With more candidates per query, selecting from whole rows of products is faster; so it is with
-# several queries and so few candidates that most blocks of products can be left out by their maximum.
-MANY = 2048
-SEVERAL = 8
-BLOCK = 128
-# Large enough for a product at full speed, small enough that a tile stays in cache for its readers.
-TILE = 1024
-# Memory per tile entry in the worst case: a reader copies it, compares it twice and lists every pair.
-ENTRY_BYTES = 96
 # The most by which rounded unit vectors exceed a cosine of 1, with a margin for float16.
 _ROUNDING = 1e-3
 
@@ -200,7 +186,7 @@ def exact_pairs(
     # A megabyte at a time stays in cache and in reused buffers. index_select is twice as fast as [].
     step = max(1, min(memory_budget // 64, 1 << 17) // max(1, queries.shape[1]))
     scores = torch.empty(len(rows), dtype=torch.float64, device=queries.device)
-    for part in _slices(0, len(rows), step):
+    for part in slices(0, len(rows), step):
         # A product and a sum over the last dimension, not a matrix product: every pair is summed in the same order.
         product = queries.index_select(0, rows[part]).double().mul_(gallery.index_select(0, cols[part]))
         scores[part] = product.sum(dim=1)
@@ -225,158 +211,6 @@ def longest_row(vectors: Float[Tensor, "rows dim"]) -> float:
     return 1.01 * largest  # the norm has an error of its own
 
 
-def tiles(
-    queries: Float[Tensor, "queries dim"],
-    gallery: Float[Tensor, "gallery dim"],
-    memory_budget: int,
-    *,
-    own: Int[Tensor, " queries"] | None = None,
-) -> Iterator[tuple[slice, slice, Float[Tensor, "rows cols"]]]:
-    """Float32 products of all queries with all gallery rows: slices of both and their products, a tile at a time.
-
-    A tile is valid until the next one is drawn. The product of query i with row ``own[i]``, itself, is -inf. If every
-    row is a query, half of the products are computed, and a tile beside the diagonal is yielded again as its transpose.
-    """
-    among = own is not None and len(queries) == len(gallery)
-    side = tile_side(memory_budget)
-    # One buffer for all tiles: touching fresh memory costs more than reading a tile.
-    buffer = queries.new_empty(min(side, len(queries)) * min(side, len(gallery)))
-    for rows in _slices(0, len(queries), side):
-        for cols in _slices(rows.start if among else 0, len(gallery), side):
-            shape = (rows.stop - rows.start, cols.stop - cols.start)
-            values = buffer[: shape[0] * shape[1]].view(shape)
-            with full_float32():  # not around a yield: the reader of the tile has its own settings
-                torch.mm(queries[rows], gallery[cols].T, out=values)
-            if own is not None:
-                here = ((own[rows] >= cols.start) & (own[rows] < cols.stop)).nonzero()[:, 0]
-                values[here, own[rows][here] - cols.start] = -torch.inf
-            yield rows, cols, values
-            if among and rows != cols:
-                yield cols, rows, values.T
-
-
-def tile_side(memory_budget: int) -> int:
-    """Rows and columns of a tile such that the tile and the pairs drawn from it stay within ``memory_budget``."""
-    return max(1, min(TILE, int((memory_budget / ENTRY_BYTES) ** 0.5)))
-
-
-def take_rows(values: Float[Tensor, "rows cols"], chosen: Int[Tensor, " chosen"]) -> Float[Tensor, "chosen cols"]:
-    """A copy of some rows of a tile in the tile's own memory layout; several times as fast as indexing."""
-    if values.is_contiguous():
-        return values.index_select(0, chosen)
-    return values.T.index_select(1, chosen).T  # a transposed tile: columns of what lies in memory
-
-
-@contextmanager
-def full_float32() -> Iterator[None]:
-    """Run matrix products in full float32 even where training has allowed TF32 or bfloat16 for them."""
-    allowed = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(allowed)
-
-
-class Search(NamedTuple):
-    """What `candidates` looks for: the best ``width`` rows of each query, which is not its own neighbour."""
-
-    queries: Float[Tensor, "queries dim"]
-    gallery: Float[Tensor, "gallery dim"]
-    width: int
-    own: Int[Tensor, " queries"] | None
-    memory_budget: int
-
-
-def candidates(search: Search) -> Candidates:
-    """The rows with the best products."""
-    queries, gallery, width, own, _ = search
-    # Among themselves half of the products will do. But selecting from tiles is slower than faiss, which selects while
-    # it multiplies, unless candidates are few.
-    halved = own is not None and len(queries) == len(gallery) and 16 * width <= queries.shape[1]
-    if width > MANY or (len(queries) >= SEVERAL and _by_blocks(width, len(gallery)) and not halved):
-        return _row_candidates(search)
-    flat = queries.device.type == "cpu" and not halved
-    return _flat_candidates(search) if flat else _tiled_candidates(search)
-
-
-def _row_candidates(search: Search) -> Candidates:
-    """`candidates` from whole rows of products."""
-    queries, gallery, width, own, memory_budget = search
-    step = max(1, min(memory_budget // 16, 1 << 26) // (8 * len(gallery)))
-    buffer = queries.new_empty(min(step, len(queries)), len(gallery))
-    parts = []
-    for part in _slices(0, len(queries), step):
-        products = buffer[: part.stop - part.start]
-        with full_float32():
-            if queries.dtype == gallery.dtype:
-                torch.mm(queries[part], gallery.T, out=products)
-            else:  # float64, for `softtriple.search.ranks`
-                for cols in _slices(0, len(gallery), 4 * TILE):
-                    products[:, cols] = queries[part] @ gallery[cols].T.to(queries.dtype)
-        if own is not None:
-            products.scatter_(1, own[part][:, None], -torch.inf)
-        parts.append(_largest(products, width))
-    values, rows = zip(*parts, strict=True)
-    return torch.cat(values), torch.cat(rows)
-
-
-def _largest(products: Float[Tensor, "queries gallery"], width: int) -> Candidates:
-    """The largest ``width`` of each row, in descending order, and their places."""
-    count = products.shape[1]
-    if not _by_blocks(width, count):
-        return products.topk(width, dim=1)
-    # The blocks with the largest maxima hold them: outside, nothing exceeds any of these ``width`` maxima.
-    whole = count - count % BLOCK
-    best = products[:, :whole].view(len(products), -1, BLOCK).amax(dim=2).topk(width, dim=1).indices
-    inside = (BLOCK * best[:, :, None] + torch.arange(BLOCK, device=best.device)).flatten(1)
-    rest = torch.arange(whole, count, device=best.device).expand(len(products), -1)
-    places = torch.cat([inside, rest], dim=1)
-    values, chosen = products.gather(1, places).topk(width, dim=1)
-    return values, places.gather(1, chosen)
-
-
-def _by_blocks(width: int, count: int) -> bool:
-    """Whether so few of ``count`` products are wanted that comparing maxima of blocks first saves time."""
-    return 4 * width * BLOCK <= count
-
-
-def _flat_candidates(search: Search) -> Candidates:
-    """`candidates` by faiss."""
-    queries, gallery, width, own, _ = search
-    asked, items = (vectors.contiguous().numpy() for vectors in (queries, gallery))
-    found = faiss.knn(asked, items, width + (own is not None), metric=faiss.METRIC_INNER_PRODUCT)
-    values, rows = (torch.from_numpy(column) for column in found)
-    if own is not None:
-        itself = rows == own[:, None]
-        if itself[:, 0].all():  # the usual case, without copies of an item, in which no mask is needed
-            return values[:, 1:], rows[:, 1:]
-        itself[~itself.any(dim=1), -1] = True  # copies can push a row off its own list: drop the last one instead
-        values, rows = (column[~itself].view(-1, width) for column in (values, rows))
-    return values, rows
-
-
-def _tiled_candidates(search: Search) -> Candidates:
-    """`candidates` from tiles."""
-    queries, gallery, width, own, memory_budget = search
-    best = queries.new_full((len(queries), width), -torch.inf)
-    best_rows = torch.zeros(len(queries), width, dtype=torch.int64, device=queries.device)
-    for part, cols, products in tiles(queries, gallery, memory_budget // 2, own=own):
-        values, rows = best[part], best_rows[part]
-        worst = values[:, -1:]
-        # Reading a row's maximum is far cheaper than selecting from it, and most rows have nothing new to offer.
-        hot = (products.amax(dim=1, keepdim=True) > worst).nonzero()[:, 0]
-        if not len(hot):
-            continue
-        offered = take_rows(products, hot).contiguous()
-        better = int((offered > worst[hot]).sum(dim=1).amax())  # selecting fewer is several times as fast
-        found = offered.topk(min(width, better), dim=1)
-        merged_rows = torch.cat([rows[hot], found.indices + cols.start], dim=1)
-        values[hot], kept = torch.cat([values[hot], found.values], dim=1).topk(width, dim=1)
-        rows[hot] = merged_rows.gather(1, kept)
-    return best, best_rows
-
-
 def sorted_by_score(
     rows: Int[Tensor, "... rows"], scores: Float[Tensor, "... rows"]
 ) -> tuple[Int[Tensor, "... rows"], Float[Tensor, "... rows"]]:
@@ -393,8 +227,3 @@ def descending(scores: Float[Tensor, "... rows"]) -> Int[Tensor, "... rows"]:
         return scores.argsort(dim=-1, descending=True, stable=True)
     # Faster than torch, most of all for scores that are almost in order.
     return torch.from_numpy(np.argsort(-scores.numpy(), axis=-1, kind="stable"))
-
-
-def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
-    for first in range(start, stop, step):
-        yield slice(first, min(first + step, stop))

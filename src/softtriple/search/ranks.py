@@ -15,7 +15,9 @@ Where this is not so, every row whose product reaches t - 2 b becomes a candidat
 **Why ranks are exact.** The rank of a query's first hit is one plus the number of rows before its best positive, whose
 exact similarity t is known. A product above t + b proves that a row is before it and one below t - b that it is
 not; the rows between are scored exactly. The limits are rounded to float32, the type of the products. Rounding to
-nearest is monotonic, so no product changes sides.
+nearest is monotonic, so no product changes sides. Where the processor multiplies 8-bit integers faster, the products
+are first those of 8-bit codes, with their own bound (`softtriple.search.products.coarse_bound`) added to b; where these
+leave much open, products in float32 follow.
 """
 
 import numpy as np
@@ -24,23 +26,27 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from softtriple.errors import UserError
-from softtriple.search.knn import (
-    MANY,
-    SPARE,
+from softtriple.search.knn import SPARE, descending, error_bound, exact_pairs, query_blocks, sorted_by_score
+from softtriple.search.products import (
+    WIDE,
     Search,
     candidates,
-    descending,
-    error_bound,
-    exact_pairs,
+    coarse_bound,
+    coarse_is_faster,
+    encode,
     full_float32,
-    query_blocks,
-    sorted_by_score,
     take_rows,
     tiles,
 )
 
 # Candidates beyond k, as a share of k: the denser the candidates, the more of them the bound leaves open.
 SPARE_SHARE = 32
+# With more candidates than this float32 leaves most of them open.
+DEEP = 2048
+# Products from which those of 8-bit codes are worth their preparation. How many that they leave open, of a query in a
+# tile, take as long to score exactly as the row of the tile takes to multiply in float32.
+LARGE = 10_000_000
+OPEN = 12
 
 
 def hit_rows(
@@ -69,7 +75,7 @@ def hit_rows(
     width, k = min(k + SPARE + k // SPARE_SHARE, available), min(k, available)
     if not k or not len(queries):
         return torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
-    deep = width > MANY
+    deep = width > DEEP
     if deep:
         # So many candidates are so close that float32 would leave most of them open. The error of a product in float64,
         # and of an exact score, which counts here, is 2**-29 of the bound each.
@@ -111,8 +117,11 @@ def _hits_in_place(
 ) -> tuple[Int[Tensor, "asked width"], Float[Tensor, "asked width"]]:
     """``rows``, given in the order of their products ``values``, with hits and misses in place, and the sort keys."""
     keys = values.double()
-    near = _near_the_other_kind(values.cpu().numpy(), hits.cpu().numpy(), 2 * bound)
+    # If any hit and miss of a query are within the distance, then so are two neighbours in the order of products.
+    mixed = ((hits[:, 1:] != hits[:, :-1]) & (values[:, :-1] - values[:, 1:] <= 2 * bound)).any(dim=1).nonzero()[:, 0]
+    near = _near_the_other_kind(values[mixed].cpu().numpy(), hits[mixed].cpu().numpy(), 2 * bound)
     row, col = (torch.from_numpy(places).to(rows.device) for places in near.nonzero())
+    row = mixed[row]
     if len(row):
         keys[row, col] = exact_pairs(queries, gallery, asked[row], rows[row, col], memory_budget)
         changed = torch.unique_consecutive(row)
@@ -170,21 +179,41 @@ def first_hit_ranks(
         own = torch.arange(len(labels), device=labels.device)
     bound = error_bound(embeddings, gallery)
     best, best_row = _best_positives(embeddings, labels, gallery, gallery_labels, own, memory_budget)
-    surely, perhaps = ((best + margin).float()[:, None] for margin in (bound, -bound))
+    margin, coarse = torch.full_like(best, bound), None
+    large = embeddings.shape[1] >= WIDE and len(embeddings) * len(gallery) >= LARGE
+    if large and embeddings.device.type == "cpu" and coarse_is_faster():
+        codes = encode(gallery)
+        coarse = (codes if embeddings is gallery else encode(embeddings), codes)
+        margin += coarse_bound(*coarse)
     before = torch.zeros_like(best_row)
-    for rows, cols, values in tiles(embeddings, gallery, memory_budget, own=own):
+    for rows, cols, values in tiles(embeddings, gallery, memory_budget, own=own, coarse=coarse):
         # No positive comes before the best one, so labels are not needed here. In most tiles few queries have anything
         # that could; a row's maximum tells.
-        hot = (values.amax(dim=1, keepdim=True) >= perhaps[rows]).nonzero()[:, 0]
+        hot = (values.amax(dim=1) >= (best[rows] - margin[rows]).float()).nonzero()[:, 0]
         values, asked = take_rows(values, hot), hot + rows.start
-        above = values > surely[asked]
-        before[asked] += above.sum(dim=1)
-        pairs = ((values >= perhaps[asked]) ^ above).nonzero()
+        above, pairs = _compared(values, best[asked], margin[asked])
+        if coarse is not None and len(pairs) > OPEN * len(hot):  # too many for exact scores
+            with full_float32():
+                values = embeddings[asked] @ gallery[cols].T
+            if own is not None:
+                here = ((own[asked] >= cols.start) & (own[asked] < cols.stop)).nonzero()[:, 0]
+                values[here, own[asked][here] - cols.start] = -torch.inf
+            above, pairs = _compared(values, best[asked], torch.full_like(best[asked], bound))
+        before[asked] += above
         asked, found = asked[pairs[:, 0]], pairs[:, 1] + cols.start
         scores = exact_pairs(embeddings, gallery, asked, found, memory_budget)
         tied = (scores == best[asked]) & (found < best_row[asked])
         before.index_add_(0, asked, ((scores > best[asked]) | tied).long())
     return torch.where(best < torch.inf, before + 1, 0)
+
+
+def _compared(
+    values: Float[Tensor, "asked cols"], best: Float[Tensor, " asked"], margin: Float[Tensor, " asked"]
+) -> tuple[Int[Tensor, " asked"], Int[Tensor, "pairs 2"]]:
+    """How many of the products ``values`` are surely above ``best``, and the places of those that may be or not."""
+    above = values > (best + margin).float()[:, None]
+    perhaps = values >= (best - margin).float()[:, None]
+    return above.sum(dim=1), (perhaps ^ above).nonzero()
 
 
 def _best_positives(
