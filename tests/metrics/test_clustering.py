@@ -70,7 +70,7 @@ def test_a_run_is_continued_from_its_centers():
     vectors, _ = blobs(900, 40, 64, 0.8)
     sketch = principal_components(vectors, 16)
     assert sketch.shape == (900, 16)
-    guides = [kmeans(sketch, 40, seed=seed, iterations=5, relocate=False) for seed in range(3)]
+    guides = [kmeans(sketch, 40, seed=seed, iterations=5) for seed in range(3)]
     starts = [cluster_means(vectors, guide.clusters, 40) for guide in guides]
     guided = [kmeans(vectors, 40, start=start, iterations=100, tolerance=0.0) for start in starts]
     alone = [kmeans(vectors, 40, seed=seed) for seed in range(3)]

@@ -11,8 +11,8 @@ iteration. Every iteration also moves centres that contribute little to items th
 lowers the objective. A few iterations then reach a lower objective than twenty from random items: 29 990 against 30 140
 (faiss.Kmeans) on vectors of that size, in a quarter of the time.
 
-With few clusters relocation gains nothing. Runs can then be short and on some of the items or on their principal
-components, which cost a fraction, and the best of them be continued on everything (`softtriple.metrics.evaluate`).
+With few clusters, runs can be short and on some of the items or on their principal components, which costs a fraction,
+and the best of them be continued on everything (`softtriple.metrics.evaluate`).
 """
 
 from typing import NamedTuple
@@ -47,21 +47,20 @@ def kmeans(
     start: Float[Tensor, "clusters dim"] | None = None,
     iterations: int = 20,
     tolerance: float = 1e-4,
-    relocate: bool = True,
 ) -> Clustering:
     """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from the centres ``start`` or a spread start.
 
     It stops after ``iterations``, or when an iteration without relocated centres lowers the objective by less than the
-    share ``tolerance``. An iteration that may ``relocate`` centres takes twice as long.
+    share ``tolerance``.
     """
     if not 1 <= num_clusters <= len(vectors):
         raise UserError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
     items = vectors.detach().float().cpu().contiguous()
     if start is None:
-        served = _spread_start(items, num_clusters, np.random.default_rng(seed), relocate)
+        served = _spread_start(items, num_clusters, np.random.default_rng(seed))
     else:
-        served = _assign(items, start, relocate)
-    served = _lloyd(items, served, num_clusters, iterations, tolerance, relocate)
+        served = _assign(items, start, seconds=True)
+    served = _lloyd(items, served, num_clusters, iterations, tolerance)
     return Clustering(torch.from_numpy(served.nearest), served.objective)
 
 
@@ -88,9 +87,9 @@ def _lloyd(
     num_clusters: int,
     iterations: int,
     tolerance: float,
-    relocate: bool,
 ) -> "_Service":
-    """Lloyd's iterations from ``served``, with centres relocated, if asked, where that lowers the objective."""
+    """Lloyd's iterations from ``served``, with centres relocated where that lowers the objective."""
+    relocate = True
     for _ in range(iterations):
         moves = _relocations(served, num_clusters) if relocate else []
         centers = cluster_means(items, torch.from_numpy(served.nearest), num_clusters)
@@ -188,9 +187,7 @@ class _Service(NamedTuple):
         return float(self.distance.sum())
 
 
-def _spread_start(
-    items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator, seconds: bool
-) -> _Service:
+def _spread_start(items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator) -> _Service:
     """Items far apart as the first centres."""
     count = len(items)
     chosen: list[NDArray[np.int64]] = []
@@ -201,7 +198,7 @@ def _spread_start(
         # The smallest of exponential times with rates `weights`: a weighted draw without replacement.
         times = random.exponential(size=count) / weights
         chosen.append(np.argpartition(times, len(part) - 1)[: len(part)])
-        served = _nearer(served, _assign(items, items[chosen[-1]], seconds), int(part[0]))
+        served = _nearer(served, _assign(items, items[chosen[-1]], seconds=True), int(part[0]))
         # Copies of a centre keep a tiny weight, so that enough items remain to be drawn.
         weights = np.maximum(served.distance, 1e-12)
         weights[np.concatenate(chosen)] = 1e-300

@@ -28,11 +28,10 @@ from softtriple.search.ranks import first_hit_ranks, hit_rows
 # With more classes an iteration of k-means takes seconds, and runs differ little because chance averages out over
 # thousands of clusters: one run, which stops when an iteration gains less than one percent.
 _MANY_CLASSES = 1000
-# Iterations of every run of k-means with fewer classes, of which only the best is continued: by then the order of runs
-# and their spread hardly change, and an iteration lowers the objective less than another start does.
+# Iterations of every run of k-means with fewer classes, of which only the best is continued. Of 5 and 8, tried on the
+# synthetic sets of benchmarks/evaluate.py with 512 dimensions, 8 ended with the lower objective.
 _HEAT = 8
 _ITEMS_PER_CLUSTER = 30  # on average, in these runs
-_LAST = 5  # iterations on whole vectors, after those on their principal components
 # Principal components on which k-means runs first, for vectors with at least four times as many dimensions and few
 # classes: with many, clusters differ in more directions, and k-means ended with a higher objective.
 _COMPONENTS = 64
@@ -303,7 +302,7 @@ def _cluster(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"],
     agreement = Agreement(labels[some])
 
     def run(restart: int) -> tuple[Clustering, float, float]:
-        options = {"tolerance": 1e-2} if many else {"iterations": _HEAT, "relocate": False}
+        options = {"tolerance": 1e-2} if many else {"iterations": _HEAT}
         clustering = kmeans(sketch[some], num_clusters, seed=seed + restart, **options)
         return clustering, agreement.nmi(clustering.clusters), agreement.ami(clustering.clusters)
 
@@ -313,10 +312,10 @@ def _cluster(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"],
     if not many:
         agreement = Agreement(labels)
         centers = cluster_means(sketch[some], best.clusters, num_clusters)
-        best = kmeans(sketch, num_clusters, start=centers, relocate=False)
+        best = kmeans(sketch, num_clusters, start=centers)
     if wide:
         centers = cluster_means(vectors, best.clusters, num_clusters)
-        best = kmeans(vectors, num_clusters, start=centers, iterations=_LAST, relocate=False)
+        best = kmeans(vectors, num_clusters, start=centers)
     summary = KMeansRuns(
         seed=seed,
         restarts=restarts,
