@@ -99,7 +99,7 @@ HEAD = ["model.trainable=head", "model.head_init=whitened"]
         (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (4, 8), 4e-4, 3]),
         (["model.backbone=linear", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
         (["model.backbone=conv-small", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
-        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 6, "cosine", (2, 5), 1e-4, 3]),
+        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 6, "cosine", (2, 5), 1e-4, 10]),
         (
             ["model.backbone=efficientnet-lite0", "model.trainable=all", "train.choose=off"],
             [32, 50, "step", (20, 40), 1e-4, 10],

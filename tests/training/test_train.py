@@ -14,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from softtriple.config import Config, with_settings
-from softtriple.data import Benchmark, ImageArray, Split, Vectors, View
+from softtriple.data import Benchmark, ImageArray, Split, Vectors, View, make_benchmark
 from softtriple.data.benchmark import item_ids
 from softtriple.errors import UserError
 from softtriple.losses import LOSSES
@@ -483,6 +483,23 @@ def test_a_budget_plans_once_and_the_plan_is_resumed(images: Path, tmp_path: Pat
     assert (again.report.recall, again.report.map_at_r) == (first.report.recall, first.report.map_at_r)
     with pytest.raises(UserError, match=r"train\.minutes = 60"):
         train(str(images), trainable="head", **settings)
+
+
+def test_held_out_classes_end_the_training_of_published_weights(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    colors = random.integers(0, 256, (42, 1, 1, 1, 3))
+    pixels = np.clip(colors + random.integers(-40, 41, (42, 3, 32, 32, 3)), 0, 255).astype(np.uint8)
+    benchmark = make_benchmark(list(pixels.reshape(-1, 32, 32, 3)), np.repeat(np.arange(42), 3).tolist())
+    settings = {"input_size": 32, "epochs": 1, "dim": 4, "trainable": "all", "backbone": "efficientnet-lite0"}
+    first = train(benchmark, out=tmp_path / "run", reporter=QUIET, **settings)
+    assert first.config.train.hold_out == 5 / 21
+    assert first.config.train.interpolate in (0.0, 0.25, 0.5, 0.75, 1.0)
+    assert len(first.encoder.class_names) == 16
+    assert first.validation is not None
+    assert Run.load(tmp_path / "run").config == first.config
+    again = train(benchmark, out=tmp_path / "run", resume=True, reporter=QUIET, **settings)
+    assert again.config == first.config
+    assert (again.report.recall, again.report.map_at_r) == (first.report.recall, first.report.map_at_r)
 
 
 def test_several_widths_are_trained_and_measured(vectors: str, tmp_path: Path) -> None:

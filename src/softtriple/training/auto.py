@@ -134,7 +134,7 @@ def resolve_training(config: Config, class_sizes: Int64[np.ndarray, " classes"],
     if training.interpolate == "auto" and tuned and not training.hold_out:
         training = replace(training, interpolate=TUNED_SHARE)
     if loss.centers_per_class == "auto" and not loss.name.startswith(CUSTOM) and has_option(loss.name, CENTERS):
-        most = MOST_HEAD_CENTERS if head or tuned else MOST_CENTERS
+        most = MOST_HEAD_CENTERS if head else MOST_CENTERS
         loss = replace(loss, centers_per_class=min(centers_for(class_sizes), most))
         reporter.note(f"centres per class: {loss.centers_per_class}, for classes of {np.median(class_sizes):g} items")
     return replace(config, data=data, loss=loss, train=training)

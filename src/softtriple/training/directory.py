@@ -201,9 +201,11 @@ class RunDir:
         return resolved
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration; a resumed run must have the same."""
+        """Write the resolved configuration; a resumed run must have the same, except for what was still "auto"."""
         if self.config_file.exists():
-            self._check_same(self.read_config(), config)
+            stored = self.read_config()
+            later = _resolved(dataclasses.asdict(stored), dataclasses.asdict(config), "")
+            self._check_same(with_values(stored, later), config)
         write_text(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
 
     def with_own_lists(self, config: Config) -> Config:
