@@ -6,25 +6,27 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from softtriple.config import Config
 from softtriple.data import Benchmark, Split
 from softtriple.errors import UserError
 from softtriple.metrics import Calibration, Embeddings
 from softtriple.metrics.calibration import FEWEST_CLASSES, GallerySize, sample_rows, usable_classes
 from softtriple.models.features import Rows
-from softtriple.training.loading import divide
+
+ENOUGH_CLASSES = 20
 
 Labels = Int[np.ndarray, " items"]
 
 
-def own_split(benchmark: Benchmark, config: Config) -> tuple[str, Split]:
-    """The items of the run's own data to calibrate on, and what they are: held-out training classes if there are any.
+def calibration_split(benchmark: Benchmark, held_out: Split | None) -> tuple[str, Split]:
+    """The items of a run's own data to calibrate on, and what they are: held-out training classes if there are enough.
 
-    Calibrating on them leaves the test classes untouched. Else it is the test classes, which training has not seen
-    either, but the report and the calibration are then about the same items.
+    Calibrating on them leaves the test classes untouched, but a few of them do not fix a threshold. Otherwise it is the
+    test classes, which training has not seen either; the report is then about the same items.
     """
-    held_out = divide(benchmark.train, config)[1]
-    return ("test classes", benchmark.test) if held_out is None else ("validation classes", held_out)
+    enough = min(ENOUGH_CLASSES, len(np.unique(benchmark.test.labels)) // 2)
+    if held_out is None or len(np.unique(held_out.labels)) < enough:
+        return "test classes", benchmark.test
+    return "validation classes", held_out
 
 
 def unseen_rows(labels: Labels, class_names: Sequence[str], trained: Sequence[str]) -> Rows:

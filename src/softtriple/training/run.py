@@ -31,7 +31,7 @@ from softtriple.training import adding
 from softtriple.training.answers import Answer, SameClass, Unknown, make_answer, nearest_centers
 from softtriple.training.auto import CUSTOM
 from softtriple.training.building import build_configured_loss, training_feeds
-from softtriple.training.calibrating import embed_unseen, gallery_size, own_split, too_few, unseen_embeddings
+from softtriple.training.calibrating import calibration_split, embed_unseen, gallery_size, too_few, unseen_embeddings
 from softtriple.training.directory import RunDir
 from softtriple.training.loading import QUIET, advising_to_skip, as_benchmark, divide, load_data, read_alike
 from softtriple.training.measure import check_vector_file, embed_split, evaluate_benchmark, write_embeddings
@@ -257,12 +257,12 @@ class Run:
         """Choose the threshold for a wanted rate, on classes that were not trained on, and write it to the run.
 
         ``far`` and ``frr`` are the wanted false-accept and false-reject rate; without either, both are equal. The
-        classes are the run's held-out training classes if there are any, else its test classes, or those of ``data``.
+        classes are the run's held-out training classes if there are enough, its test classes, or those of ``data``.
         """
         check_rates(far, frr)
         if data is None:
             benchmark = self.benchmark()
-            source, split = own_split(benchmark, self.config)
+            source, split = calibration_split(benchmark, divide(benchmark.train, self.config)[1])
             whole = self.test_embeddings if split is benchmark.test else self.embed_split(split, benchmark.class_names)
             unseen = unseen_embeddings(whole, self.encoder.class_names)
         else:

@@ -40,7 +40,7 @@ from softtriple.training.auto import (
 )
 from softtriple.training.baseline import measure_baseline, measure_encoder
 from softtriple.training.building import build_configured_loss, build_encoder, build_network, training_feeds
-from softtriple.training.calibrating import unseen_embeddings
+from softtriple.training.calibrating import calibration_split, unseen_embeddings
 from softtriple.training.card import write_card
 from softtriple.training.checkpoint import find_checkpoints
 from softtriple.training.choose import class_splits, instance_splits
@@ -295,11 +295,12 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
         report = evaluate_benchmark(benchmark, test, gallery, encoder.class_names, lambda: loss, seed=config.train.seed)
         prefixes = evaluate_prefixes(benchmark, test, gallery, config.model.dims[:-1], seed=config.train.seed)
         tracker.finish(report)
-    validation, (source, unseen) = None, ("test classes", test)
+    validation, embedded = None, {"test classes": test}
     if prepared.held_out is not None:
-        source, unseen = "validation classes", embed(prepared.held_out)
-        validation = evaluate(unseen, recall_at=benchmark.recall_at, seed=config.train.seed)
-    calibration = _calibrate(source, unseen, encoder.class_names)
+        embedded["validation classes"] = embed(prepared.held_out)
+        validation = evaluate(embedded["validation classes"], recall_at=benchmark.recall_at, seed=config.train.seed)
+    source, _ = calibration_split(benchmark, prepared.held_out)
+    calibration = _calibrate(source, embedded[source], encoder.class_names)
     if directory is not None and dist.is_main():
         for name, written in (("report.json", report), ("validation.json", validation)):
             if written is not None:
