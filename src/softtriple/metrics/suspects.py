@@ -13,7 +13,8 @@ A second pass leaves out of the metric, the centres and the votes what the first
 
 Wrong labels are seldom drawn from all classes alike: people confuse what is similar. So how often each class is given
 for each other is estimated by expectation maximisation over the items, starting from uniform noise. It weighs the
-evidence about each item, and the odds that follow rank the items.
+evidence about each item, and the odds that follow rank the items. What they rank first is for a person to look at; what
+may be left out unseen is decided by uniform noise, because classes that are hard to tell apart look like confused ones.
 """
 
 import math
@@ -56,8 +57,8 @@ class LabelCheck:
     ``odds`` rank the items: the log-odds of any other class against the given one. ``evidence`` are those of the
     likeliest other class from the item alone, before they are weighed by which labels are often confused. Both are
     minus infinity for an item whose class has no other item, which nothing can be said about. ``suggested`` is the
-    likeliest other class, ``wrong`` the probability that the label is wrong, ``closeness`` the cosine to the nearest
-    centre.
+    likeliest other class, ``closeness`` the cosine to the nearest centre. ``wrong`` is the probability of a wrong label
+    if wrong labels are drawn from all classes alike, which is cautious about classes that are easily confused.
     """
 
     odds: Float[Tensor, " items"]
@@ -101,7 +102,7 @@ def check_labels(
         odds=posterior[:, 1:].logsumexp(dim=1) - posterior[:, 0] - prior,
         evidence=likelihood[:, 1:].amax(dim=1) - likelihood[:, 0],
         suggested=found.classes[:, 1:].gather(1, place[:, None])[:, 0],
-        wrong=-torch.expm1(posterior[:, 0]),
+        wrong=-torch.expm1(_log_posterior(found, num_classes, steps=0)[:, 0]),
         closeness=found.closeness,
     )
     alone = labels.bincount()[labels] < 2
