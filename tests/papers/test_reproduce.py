@@ -218,7 +218,7 @@ def test_illustration_shows_what_one_centre_cannot_do(tmp_path: Path) -> None:
         ("table1", "digits", {"seeds": 0}, "--seeds 0"),
         ("table1", "digits", {"rows": ["triplet"]}, "--rows triplet"),
         ("table1", "digits", {"protocol": "head"}, "--protocol head .*digits"),
-        ("table1", "digits", {"settings": ["train.epoch=1"]}, "'train.epoch'.*'epochs'"),
+        ("table1", "digits", {"settings": ["train.epoch=1"]}, "'train.epoch'.*epochs'"),
         ("table1", "digits", {"settings": ["loss.name=softmax"]}, "rows of table1 differ in loss.name"),
         (
             "recall-vs-k",

@@ -229,7 +229,7 @@ def test_kept_outputs_of_a_frozen_trunk_are_those_of_the_network(tmp_path: Path)
     rows = [np.arange(9)]
     views = [next(item_feed(encoder, split, moving).batches(rows, view))[0] for view in range(3)]
     with torch.no_grad():
-        candidates = torch.stack([encoder.run_trunk(view, 2) for view in views])
+        candidates = torch.stack([encoder.backbone.run(view, 0, 2) for view in views])
     (drawn, _), (other, _) = (next(kept.batches(rows, epoch)) for epoch in (0, 1))
     distances = (candidates - drawn).flatten(2).abs().amax(-1)
     assert distances.amin(0).max() < 1e-2  # each row is one of its views, in half precision

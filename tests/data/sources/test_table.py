@@ -17,7 +17,7 @@ def test_other_columns_can_be_named(tmp_path):
         load_benchmark(str(table))
     with pytest.raises(UserError, match=r"no column label, .* has 'photo', 'species'.*data\.label=COLUMN"):
         load_benchmark(str(table), path="photo")
-    with pytest.raises(UserError, match=r"no column 'specis' .*did you mean 'species'"):
+    with pytest.raises(UserError, match=r"no column 'specis'.*did you mean 'species'"):
         load_benchmark(str(table), path="photo", label="specis")
 
 
