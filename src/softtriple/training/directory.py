@@ -201,11 +201,12 @@ class RunDir:
         return resolved
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration; a resumed run must have the same, except for what was still "auto"."""
+        """Write the resolved configuration; a resumed run must have the same."""
         if self.config_file.exists():
             stored = self.read_config()
-            later = _resolved(dataclasses.asdict(stored), dataclasses.asdict(config), "")
-            self._check_same(with_values(stored, later), config)
+            if stored.train.interpolate == "auto":  # held-out classes may decide it after training
+                stored = with_values(stored, {"train.interpolate": config.train.interpolate})
+            self._check_same(stored, config)
         write_text(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
 
     def with_own_lists(self, config: Config) -> Config:
