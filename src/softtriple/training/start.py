@@ -179,9 +179,6 @@ def trained_values(encoder: Encoder) -> dict[str, Tensor]:
 @torch.no_grad()
 def set_between(encoder: Encoder, start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> None:
     """Set the trained parameters to ``share`` of the way from ``start`` to ``end`` (WiSE-FT, Wortsman et al., 2022)."""
-    if share == 1:
-        encoder.load_state_dict(dict(end), strict=False)
-        return
     for name, parameter in encoder.named_parameters():
         if name in start:
             parameter.copy_(torch.lerp(start[name].double(), end[name].double(), share))
