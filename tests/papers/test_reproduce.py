@@ -81,6 +81,13 @@ def test_a_table_and_its_files(tmp_path: Path) -> None:
     assert "ResNet50" in made.text
 
 
+def test_a_loss_that_the_table_lacks_is_a_row_without_published_numbers(tmp_path: Path) -> None:
+    made = make("table1", "digits", tmp_path, rows=["proxy-anchor", "proxy-nca"])
+    assert list(made.numbers) == ["proxy-nca_64", "proxy-anchor_64"]
+    assert set(made.numbers["proxy-anchor_64"]["published"].values()) == {None}
+    assert made.numbers["proxy-anchor_64"]["ours"]["R@1"]["mean"] > 0
+
+
 def test_what_the_paper_does_not_state_is_no_departure_from_it(photographs: str, tmp_path: Path) -> None:
     settings = ["model.head_init=random", "train.lr=1e-4"]
     made = make("table1", photographs, tmp_path, *settings, rows=["softmax-norm"], protocol="head")

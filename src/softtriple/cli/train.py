@@ -120,7 +120,12 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, Option("--seeds", help="Number of runs per row.", metavar="N")] = 1,
     rows: Annotated[
-        str | None, Option("--rows", help="Only these rows, such as softtriple,proxy-nca.", metavar="A,B")
+        str | None,
+        Option(
+            "--rows",
+            help="Only these rows, such as softtriple,proxy-nca; a loss that the table lacks is added.",
+            metavar="A,B",
+        ),
     ] = None,
     protocol: Annotated[
         Literal["paper", "full", "head"] | None,

@@ -1,9 +1,11 @@
 """Tables 1 to 6: every row, trained here, beside the published numbers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from softtriple.config import Config
+from softtriple.losses import LOSSES
 from softtriple.metrics import Report
 from softtriple.papers.published import PublishedRow, PublishedTable
 from softtriple.papers.recipes import recipe
@@ -20,7 +22,11 @@ UNCOMPARED = ("dataset ", "train.seed ", "train.views ")
 
 
 def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None) -> Result:
-    """Run the rows of ``table`` that are ``wanted``; rows that are not run show their published numbers alone."""
+    """Run the rows of ``table`` that are ``wanted``; rows that are not run show their published numbers alone.
+
+    Losses that the table does not have become rows of their own, without published numbers.
+    """
+    table = replace(table, rows=(*table.rows, *_more_rows(table, wanted or ())))
     chosen = select({row.name: recipe(table, row) for row in table.rows}, wanted)
     measured = measure(study, chosen, report_of)
     columns = (*table.columns, *UNPUBLISHED)
@@ -49,6 +55,18 @@ def make_table(table: PublishedTable, study: Study, wanted: Sequence[str] | None
             *_departures(study, table, {name: chosen[name] for name, row in measured.items() if row.values}),
         ),
     )
+
+
+def _more_rows(table: PublishedTable, wanted: Sequence[str]) -> list[PublishedRow]:
+    """A row for each loss that is ``wanted`` and not in ``table``, with the dimension of SoftTriple's."""
+    (dim,) = (row.dim for row in table.rows if row.loss == "softtriple")
+    present = {row.loss for row in table.rows}
+    values = (None,) * len(table.columns)
+    return [
+        PublishedRow(loss, method=loss, dim=dim, values=values, note="not in the paper's table")
+        for loss in dict.fromkeys(wanted)
+        if loss in LOSSES and loss not in present
+    ]
 
 
 def metric_number(reports: Sequence[Report], column: str) -> Number | None:
