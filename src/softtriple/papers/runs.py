@@ -115,7 +115,7 @@ def with_chosen_rate(study: Study, row: str, config: Config) -> Config:
 def validation_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
     """The report of a run on held-out training classes; the run is trained first if it is not finished."""
     if directory.report_file.exists():
-        return directory.read_report("validation.json")
+        return directory.read_report(directory.validation_file)
     validation = run_of(config, directory, reporter).validation
     assert validation is not None
     return validation
@@ -138,7 +138,7 @@ def select(rows: Mapping[str, T], wanted: Sequence[str] | None) -> dict[str, T]:
 def report_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
     """The report of a run, which is trained first if it is not finished."""
     if directory.report_file.exists():
-        return directory.read_report(directory.report_file.name)
+        return directory.read_report(directory.report_file)
     if config.loss.name == "hdc":
         return train_hdc(config, directory, reporter).report
     return run_of(config, directory, reporter).report

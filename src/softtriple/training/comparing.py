@@ -40,7 +40,7 @@ def compare_runs(paths: Sequence[Path]) -> Compared:
     directories = [RunDir(path) for path in paths]
     for directory in directories:
         directory.read_config()  # the message for a folder that is no run
-    reports = {name: run.read_report("report.json") for name, run in zip(names, directories, strict=True)}
+    reports = {name: run.read_report(run.report_file) for name, run in zip(names, directories, strict=True)}
     first, *others = names
     data = {name: run.read_data() for name, run in zip(names, directories, strict=True)}
     differences: dict[str, dict[str, Difference]] = {}

@@ -98,8 +98,8 @@ class Run:
         if loss is not None:
             run._loss = directory.restore_loss(as_loss(loss, len(encoder.class_names), encoder.dim))
         run._name_added(adding.read_added(directory, encoder.dim))
-        if (directory.path / "validation.json").is_file():
-            run.validation = directory.read_report("validation.json")
+        if directory.validation_file.is_file():
+            run.validation = directory.read_report(directory.validation_file)
         return run
 
     @property
@@ -107,7 +107,7 @@ class Run:
         """The evaluation on the test classes."""
         if self._report is None:
             assert self.directory is not None
-            self._report = self.directory.read_report("report.json")
+            self._report = self.directory.read_report(self.directory.report_file)
         return self._report
 
     @property

@@ -61,7 +61,7 @@ from softtriple.training.start import (
     trained_values,
 )
 from softtriple.training.tracking import check_trackers, tracking
-from softtriple.training.trials import TRIALS_FILE, write_gains
+from softtriple.training.trials import write_gains
 
 Data = str | Benchmark | tuple[Any, Any]
 
@@ -302,9 +302,9 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     source, _ = calibration_split(benchmark, prepared.held_out)
     calibration = _calibrate(source, embedded[source], encoder.class_names)
     if directory is not None and dist.is_main():
-        for name, written in (("report.json", report), ("validation.json", validation)):
-            if written is not None:
-                write_text(directory.path / name, written.to_json() + "\n")
+        write_text(directory.report_file, report.to_json() + "\n")
+        if validation is not None:
+            write_text(directory.validation_file, validation.to_json() + "\n")
         if prefixes:
             directory.write_reports(directory.prefixes_file, prefixes)
         if calibration is not None:
@@ -360,7 +360,7 @@ def _start(
     )
     config = choose(config, problem, reporter)
     if problem.gains and directory is not None and dist.is_main():
-        write_gains(directory.path / TRIALS_FILE, problem.gains)
+        write_gains(directory.trials_file, problem.gains)
     if config.model.head_init != "random":
         encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config)))
         initialize_centers(loss, encoder, features, labels)

@@ -11,8 +11,6 @@ from softtriple.errors import UserError
 from softtriple.files import write_text
 from softtriple.training.choose import Trial
 
-TRIALS_FILE = "trials.json"  # of a run
-
 
 class Gain(NamedTuple):
     """What the head ``share`` of the way from its start to that after ``epoch`` gains on held-out items."""
