@@ -308,6 +308,14 @@ def test_every_loss_trains_through_the_same_loop(vectors: str, tmp_path: Path, n
     assert outcome.report.recall[1] > 0.5
 
 
+def test_a_run_resumes_with_its_own_settings(vectors: str, tmp_path: Path) -> None:
+    first = train(vectors, out=tmp_path / "run", loss="proxy-nca", epochs=1, dim=4, reporter=QUIET)
+    again = train(vectors, out=tmp_path / "run", resume=True, reporter=QUIET)
+    assert again.config == first.config
+    with pytest.raises(UserError, match="out="):
+        train(vectors, resume=True, reporter=QUIET)
+
+
 def test_a_loss_that_looks_ahead_resumes_at_epochs(vectors: str, tmp_path: Path) -> None:
     """HTL builds its tree at the start of an epoch, from embeddings that are gone later."""
     settings = ["loss.name=htl", "loss.centers_per_class=auto"]

@@ -13,7 +13,7 @@ from softtriple.config import Config, read_config, with_preset, with_settings, w
 @app.command(short_help="Train an encoder on labelled data.")
 def train(
     data: Data,
-    out: Annotated[Path, Option("--out", help="Run directory; must be new, unless --resume.", metavar="RUN")],
+    out: Annotated[Path, Option("--out", help="New run directory, or with --resume an old one.", metavar="RUN")],
     config: Annotated[Path | None, Option("--config", help="TOML file with settings.", metavar="FILE")] = None,
     preset: Annotated[
         Literal["paper", "official", "sop"] | None, Option("--preset", help="A published recipe.")
@@ -73,7 +73,8 @@ def train(
             run = run_training(data, out=out, config=chosen, resume=resume, reporter=reporter)
         except KeyboardInterrupt:
             # With all options: the run directory may not contain the settings yet.
-            reporter.note(f"stopped; continue with: {command_line()}{'' if resume else ' --resume'}")
+            option = " --resume" if out.is_dir() and not resume else ""
+            reporter.note(f"stopped; continue with: {command_line()}{option}")
             raise
         if not dist.is_main():
             return

@@ -63,7 +63,7 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     model = config.model
     if model.head_init == "pca":
         raise UserError("model.head_init = 'pca': HDC has no linear head; use random")
-    with directory.opened(resume=True):
+    with directory.opened(resume=directory.path.exists()):
         benchmark = as_benchmark(config, reporter)
         # HDC is not in the table of losses: `resolve` treats it like a module passed by the caller.
         config = directory.resume_config(replace(config, model=replace(model, head_init="random")))

@@ -148,7 +148,7 @@ def run_of(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     """A finished run: loaded, or trained first."""
     if directory.report_file.exists():
         return Run.load(directory.path, reporter=reporter)
-    return train(config.dataset, out=directory.path, config=config, resume=True, reporter=reporter)
+    return train(config.dataset, out=directory.path, config=config, resume=directory.path.exists(), reporter=reporter)
 
 
 def departures(asked: Config, used: Config) -> list[str]:

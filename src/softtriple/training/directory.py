@@ -96,14 +96,22 @@ class RunDir:
             raise UserError(f"{self.path}: another process is training in this directory") from None
 
     def check(self, *, resume: bool) -> None:
-        """UserError unless a run can be written here: the folder is new (or ``resume``), and it is writable."""
-        entries = set(self.path.iterdir()) if self.path.is_dir() else set()
-        only_started = {self._lock_file} <= entries <= {self._lock_file, self.checkpoints, *self._written_at_start}
-        if not resume and entries and not (only_started and not any(self.checkpoints.glob("*"))):
-            raise UserError(f"{self.path} already exists. Use --resume to continue it, or choose another --out.")
+        """UserError unless the folder is writable, and new or, with ``resume``, that of a run.
+
+        An empty folder is both: a run may have been stopped before it wrote anything.
+        """
         parent = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not parent.is_dir():
             raise UserError(f"{parent} is a file, not a folder. Choose another --out.")
+        if resume and parent != self.path:
+            raise UserError(f"{self.path} does not exist: there is no run to continue. Leave out --resume to start it.")
+        entries = set(self.path.iterdir()) if parent == self.path else set()
+        if resume and entries and not entries & {self._lock_file, self.config_file}:
+            raise UserError(f"{self.path} is not a run directory: config.toml is missing. Choose another --out.")
+        started = {self._lock_file, self.checkpoints, *self._written_at_start}
+        is_new = self._lock_file in entries and entries <= started and not any(self.checkpoints.glob("*"))
+        if not resume and entries and not is_new:
+            raise UserError(f"{self.path} already exists. Use --resume to continue it, or choose another --out.")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise UserError(f"{self.path}: no permission to write to {parent}. Choose another --out.")
 

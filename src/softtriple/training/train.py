@@ -99,7 +99,7 @@ def train(
         backbone: a name, or any module from images (or vectors, or token ids) to features.
         loss: a name, or any module called as ``loss(embeddings, labels)``.
         out: the run directory; None writes nothing to disk.
-        config: settings to start from.
+        config: settings to start from; default: those of the run to resume, or of ``start``.
         resume: continue the run in ``out``.
         reporter: where progress goes; default: standard error.
         settings: single settings by their last name: ``epochs=20, dim=128, split="instances"``.
@@ -107,17 +107,25 @@ def train(
     Over several ranks each calls it; they share the work, and the first one alone writes files.
     """
     reporter = reporter or Reporter(quiet=not dist.is_main())
-    modules = [module if isinstance(module, nn.Module) else None for module in (backbone, loss)]
-    if config is None:
+    directory = None if out is None else RunDir(Path(out))
+    if resume and directory is None:
+        raise UserError("resume=True needs the run directory to continue: out=")
+    if config is None and resume and directory is not None and directory.config_file.is_file():
+        config = directory.read_config()
+    elif config is None:
         config = continued_config(settings["start"], data) if settings.get("start") else Config()
     config = configure(config, data, backbone, loss, settings)
-    directory = None if out is None else RunDir(Path(out))
     check(config, directory, resume=resume)
     opened = directory.opened(resume=resume) if directory is not None and dist.is_main() else nullcontext()
     with opened, advising_to_skip():
         dist.barrier()
         prepared = prepare(
-            config, data=data, backbone=modules[0], loss=modules[1], directory=directory, reporter=reporter
+            config,
+            data=data,
+            backbone=backbone if isinstance(backbone, nn.Module) else None,
+            loss=loss if isinstance(loss, nn.Module) else None,
+            directory=directory,
+            reporter=reporter,
         )
         return train_prepared(prepared, directory=directory, reporter=reporter)
 
