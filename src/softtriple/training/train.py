@@ -68,7 +68,7 @@ Data = str | Benchmark | tuple[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Everything a run needs before its first step; ``rows`` and ``labels`` say what is trained on."""
+    """Everything a run needs before its first step; ``labels`` are the classes of the training ``rows``."""
 
     config: Config  # resolved: nothing in it is "auto"
     benchmark: Benchmark
@@ -104,7 +104,7 @@ def train(
         reporter: where progress goes; default: standard error.
         settings: single settings by their last name: ``epochs=20, dim=128, split="instances"``.
 
-    Over several ranks each calls it; they share the work, and the first one alone writes files.
+    With several ranks, all must call it; they share the work, and only the first writes files.
     """
     reporter = reporter or Reporter(quiet=not dist.is_main())
     directory = None if out is None else RunDir(Path(out))
@@ -137,7 +137,7 @@ def configure(
     loss: str | nn.Module | None,
     settings: dict[str, Any],
 ) -> Config:
-    """``config`` with what the arguments of `train` say; modules are recorded by the name of their class."""
+    """``config`` with the arguments of `train` applied; a module is recorded by the name of its class."""
     names = setting_names()
     values = {}
     for name, value in settings.items():
@@ -158,7 +158,7 @@ def configure(
 
 
 def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
-    """UserError for whatever can be known to be wrong before data are read or weights loaded."""
+    """UserError for everything that can be known to be wrong before data are read or weights loaded."""
     if directory is not None and dist.is_main():
         directory.check(resume=resume)
     check_dims(config)
@@ -215,7 +215,7 @@ def prepare(
     if loss is not None:
         whole = as_loss(loss, len(classes), encoder.dim)
     else:
-        # Centres that will be split over ranks need not exist as a whole anywhere.
+        # If centres are split over ranks, no rank needs memory for all of them.
         splits = dist.world_size() > 1 and is_shardable(config.loss.name)
         with torch.device("meta" if splits else "cpu"):
             whole = build_configured_loss(config, len(classes))
@@ -235,7 +235,7 @@ def _choose_trainable(config: Config, benchmark: Benchmark, network: StagedNetwo
     """`choose_trainable`, which may have to measure how fast ``network`` is."""
     if config.model.trainable != "auto":
         return config
-    with torch.random.fork_rng(devices=[]):  # the final head is drawn as if this one had not been
+    with torch.random.fork_rng(devices=[]):  # drawing this head must not change the final one
         encoder = build_encoder(config, benchmark, (), network)
     reading = training_feeds(config, encoder, reporter).reading(benchmark.train, "crop")
     return choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
@@ -255,8 +255,8 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     baselines = {} if directory is None else directory.read_reports(directory.baseline_file)
     start: dict[str, Tensor] = {}
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
-    if not (resuming and baselines and config.train.interpolate == 1):  # else a checkpoint has all that follows
-        # Cached features are of augmented views; a network that will be trained starts from what evaluation sees.
+    if not (resuming and baselines and config.train.interpolate == 1):  # else the checkpoint has the result
+        # Features of the augmented views if they are cached, else of the evaluation view.
         seen = training if training.first else feeds.evaluation(benchmark.train).only(prepared.rows, prepared.labels)
         features = feature_rows(encoder, seen)
         baselines = baselines or _measure_baseline(prepared, features, directory)
@@ -273,7 +273,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
         return embed(prepared.held_out).vectors
 
     def evaluate_epoch() -> dict[str, float]:
-        # On the test classes only to watch them, never to choose by: held-out classes are for that.
+        # Nothing is chosen by the test classes, which are only monitored: held-out classes are for that.
         name, split, gallery = "test", benchmark.test, benchmark.gallery
         if prepared.held_out is not None:
             name, split, gallery = "validation", prepared.held_out, None
@@ -328,7 +328,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
 
 
 def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
-    """What untrained embeddings reach on the test items, or those of the run that training starts from."""
+    """Reports of untrained embeddings on the test items, or of the run that training starts from."""
     encoder, feeds, benchmark, train = prepared.encoder, prepared.feeds, prepared.benchmark, prepared.config.train
     if train.start is None:
         reports = measure_baseline(encoder, feeds, benchmark, features, seed=train.seed)
@@ -348,7 +348,7 @@ def _start(
     directory: RunDir | None,
     reporter: Reporter,
 ) -> Config:
-    """Decide where the head starts and how long it trains, and put head and centres there."""
+    """Choose the initial head and the length of training, and initialise head and centres."""
     config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
     if config.train.start is not None:
         initialize_centers(loss, encoder, features, labels)
@@ -356,7 +356,7 @@ def _start(
         new = counted(len(encoder.class_names) - kept, "class")
         reporter.note(f"starts from {config.train.start}: centres of {counted(kept, 'class')} kept, {new} new")
         return replace(config, train=replace(config.train, interpolate=1.0))
-    # Held out is what the test holds out: other classes, or other items of the same classes.
+    # Hold out what the test set holds out: other classes, or other items of the same classes.
     same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
     splits = (instance_splits if same_classes else class_splits)(labels)
 
@@ -391,7 +391,7 @@ def _calibrate(source: str, embedded: Embeddings, trained: Sequence[str]) -> Cal
 
 
 def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:
-    """The loss as one process has it, on the first rank: with the centres of all ranks, and without sampling."""
+    """The loss of a single process: without sampling and, on the first rank, with the centres of all ranks."""
     part = loss.shard
     if part is None:
         return loss
