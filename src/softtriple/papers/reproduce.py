@@ -106,14 +106,14 @@ def reproduce(
     return Reproduced(to_text(result.sheet), result.numbers, files)
 
 
-def choose_protocol(data: str, benchmark: Benchmark | None, asked: str | None, *, on_gpu: bool) -> str:
-    """The protocol ``asked`` for; by default, for photographs, "paper" on a GPU and "head" on a CPU."""
-    if asked not in (None, *PHOTOGRAPHS):
-        raise UserError(f"unknown protocol {asked!r}; {did_you_mean(asked, PHOTOGRAPHS)}")
+def choose_protocol(data: str, benchmark: Benchmark | None, protocol: str | None, *, on_gpu: bool) -> str:
+    """``protocol``; by default, for photographs, "paper" on a GPU and "head" on a CPU, else "scratch"."""
+    if protocol not in (None, *PHOTOGRAPHS):
+        raise UserError(f"unknown protocol {protocol!r}; {did_you_mean(protocol, PHOTOGRAPHS)}")
     if benchmark is None or isinstance(benchmark.train.items, ImageFiles):
-        return asked or ("paper" if on_gpu else "head")
-    if asked is not None:
-        raise UserError(f"--protocol {asked} is for photographs, and {data} has none; omit it to train from scratch")
+        return protocol or ("paper" if on_gpu else "head")
+    if protocol is not None:
+        raise UserError(f"--protocol {protocol} is for photographs, and {data} has none; omit it to train from scratch")
     return "scratch"
 
 

@@ -151,15 +151,15 @@ def run_of(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     return train(config.dataset, out=directory.path, config=config, resume=directory.path.exists(), reporter=reporter)
 
 
-def departures(asked: Config, used: Config) -> list[str]:
-    """The settings of ``used`` that differ from ``asked``; "auto" matches any value."""
+def departures(recipe: Config, used: Config) -> list[str]:
+    """The settings of ``used`` that differ from ``recipe``, in which "auto" matches any value."""
 
     def written(value: Any) -> str:
         return "the default" if value is None else json.dumps(value, ensure_ascii=False)
 
     return [
         f"{name} = {written(have)}, not {written(want)}"
-        for name, want, have in differences(asked, used)
+        for name, want, have in differences(recipe, used)
         if want != "auto"
     ]
 
