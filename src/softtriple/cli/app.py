@@ -54,7 +54,7 @@ DataSettings = Annotated[
 ]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
-    Option("--on-error", help="What to do with unreadable files: stop (default), or skip them and say why."),
+    Option("--on-error", help="What to do with unreadable files: stop (default), or skip and list them."),
 ]
 
 Trust = Annotated[bool, Option("--trust", help="Let an old run load its backbone by name. Only for runs you trust.")]

@@ -13,13 +13,16 @@ from softtriple.config import Config, read_config, with_preset, with_settings, w
 @app.command(short_help="Train an encoder on labelled data.")
 def train(
     data: Data,
-    out: Annotated[Path, Option("--out", help="New run directory, or with --resume an old one.", metavar="RUN")],
+    out: Annotated[Path, Option("--out", help="New run directory; with --resume, an existing one.", metavar="RUN")],
     config: Annotated[Path | None, Option("--config", help="TOML file with settings.", metavar="FILE")] = None,
     preset: Annotated[
         Literal["paper", "official", "sop"] | None, Option("--preset", help="A published recipe.")
     ] = None,
-    loss: Annotated[str | None, Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
-    backbone: Annotated[str | None, Option("--backbone", help="Name of the backbone.", metavar="NAME")] = None,
+    loss: Annotated[str | None, Option("--loss", help="Loss; default: softtriple.", metavar="NAME")] = None,
+    backbone: Annotated[
+        str | None,
+        Option("--backbone", help="Backbone; default: by kind of data.", metavar="NAME"),
+    ] = None,
     dim: Annotated[int | None, Option("--dim", help="Width of the embedding.", metavar="N")] = None,
     dims: Annotated[
         str | None, Option("--dims", help="Widths to which embeddings may be truncated.", metavar="64,128,512")
@@ -63,9 +66,7 @@ def train(
 
     from softtriple import dist
     from softtriple.progress import Reporter
-    from softtriple.report import write_calibration, write_page
     from softtriple.training import train as run_training
-    from softtriple.training.baseline import verdict
 
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
@@ -78,6 +79,10 @@ def train(
             raise
         if not dist.is_main():
             return
+    # Imported here, so that an error in the arguments need not wait for matplotlib.
+    from softtriple.report import write_calibration, write_page
+    from softtriple.training.baseline import verdict
+
     page = write_page(run, command=command_line())
     print_report(run.report, as_json, run.baselines, run.prefixes, run=str(out))
     if run.baseline is not None and (sentence := verdict(run.baseline, run.report)) is not None:

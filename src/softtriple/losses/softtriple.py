@@ -75,9 +75,7 @@ class SoftTripleLoss(CenterLoss):
         self.smoothing = require_nonnegative("smoothing", smoothing)
         self.prefixes = tuple(require_count("prefixes", width) for width in prefixes)
         if not all(a < b for a, b in zip(self.prefixes, (*self.prefixes[1:], self.embedding_size), strict=False)):
-            raise UserError(
-                f"prefixes = {list(prefixes)} must increase and stay below embedding_size={embedding_size}"
-            )
+            raise UserError(f"prefixes = {list(prefixes)} must increase and stay below embedding_size={embedding_size}")
         if not 0 <= synthesis <= 1:
             raise UserError(f"synthesis = {synthesis!r} must be from 0 to 1: the share of a batch that is mixed")
         self.synthesis = synthesis
