@@ -24,7 +24,7 @@ from softtriple.papers.studies import (
 )
 from softtriple.papers.tables import make_table
 from softtriple.progress import Reporter
-from softtriple.training.loading import as_benchmark
+from softtriple.training.loading import load_data
 
 
 class Target(NamedTuple):
@@ -131,7 +131,7 @@ def _check_settings(target: str, settings: Sequence[str]) -> None:
 def _load(data: str, settings: Sequence[str], out: Path) -> tuple[Benchmark | None, str]:
     """The data, or why they are missing: published numbers and finished runs can be shown without them."""
     try:
-        return as_benchmark(with_settings(Config(dataset=data), settings)), ""
+        return load_data(with_settings(Config(dataset=data), settings)), ""
     except UserError as error:
         sources = {table.data.name: table.data.source for table in read_published().values()}
         source = sources.get(data.partition(":")[0])

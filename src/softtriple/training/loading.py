@@ -34,16 +34,11 @@ def check_lists(config: Config) -> None:
     if config.data.exclude is not None:
         read_exclusions(Path(config.data.exclude))
     if config.data.labels is not None:
-        if not config.dataset:
-            raise UserError("data.labels corrects data from files; for data in memory, pass the corrected labels")
         read_labels(Path(config.data.labels))
 
 
 def load_data(config: Config, reporter: Reporter = QUIET, *, check_images: bool = True) -> Benchmark:
-    """The benchmark of the configuration, without excluded items and, with on_error = "skip", unreadable images.
-
-    Checking every image takes a while: ``check_images=False`` leaves it to the caller.
-    """
+    """The benchmark of the configuration, with its corrections; see `correct_data`."""
     data = config.data
     options = {"split": data.split, "test_share": data.test_share}
     options |= {"path": data.path, "text": data.text, "label": data.label}
@@ -51,6 +46,14 @@ def load_data(config: Config, reporter: Reporter = QUIET, *, check_images: bool 
     options |= {"on_error": None if data.on_error == "stop" else data.on_error}
     with dist.main_first():  # some sources are drawn or unpacked once and cached
         benchmark = load_benchmark(config.dataset, **options)
+    return correct_data(benchmark, data, reporter, check_images=check_images)
+
+
+def correct_data(benchmark: Benchmark, data: DataConfig, reporter: Reporter, *, check_images: bool = True) -> Benchmark:
+    """``benchmark`` without excluded items, with corrected labels and, if on_error is "skip", only readable images.
+
+    Checking every image takes a while: ``check_images=False`` leaves it to the caller.
+    """
     if data.exclude is not None:
         benchmark = exclude_items(benchmark, Path(data.exclude))
     if data.labels is not None:
@@ -93,13 +96,6 @@ def read_alike(
             on_error=on_error or "stop",
         )
     return with_settings(Config(dataset=dataset, data=chosen), settings)
-
-
-def as_benchmark(data: "Benchmark | str | Config", reporter: Reporter = QUIET) -> Benchmark:
-    """``data`` as a benchmark, loaded if it is a source or a configuration."""
-    if isinstance(data, Benchmark):
-        return data
-    return load_data(data if isinstance(data, Config) else Config(dataset=data), reporter)
 
 
 def divide(split: Split, config: Config) -> tuple[Rows, Split | None]:

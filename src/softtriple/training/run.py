@@ -29,7 +29,7 @@ from softtriple.training.auto import CUSTOM
 from softtriple.training.building import build_configured_loss, training_feeds
 from softtriple.training.calibrating import calibration_split, embed_unseen, gallery_size, too_few, unseen_embeddings
 from softtriple.training.directory import RunDir
-from softtriple.training.loading import QUIET, advising_to_skip, as_benchmark, divide, load_data, read_alike
+from softtriple.training.loading import QUIET, advising_to_skip, divide, load_data, read_alike
 from softtriple.training.measure import check_vector_file, embed_split, evaluate_benchmark, write_embeddings
 
 
@@ -182,7 +182,7 @@ class Run:
 
     def evaluate(self, data: "Benchmark | str | Config | None" = None) -> Report:
         """The report on the test classes of the run's data, or of other ``data``."""
-        benchmark = self.benchmark() if data is None else as_benchmark(data, self._reporter)
+        benchmark = self._load(data)
         test = self.embed_split(benchmark.test, benchmark.class_names)
         gallery = None if benchmark.gallery is None else self.embed_split(benchmark.gallery, benchmark.class_names)
         names, seed = self.encoder.class_names, self.config.train.seed
@@ -262,7 +262,7 @@ class Run:
             whole = self.test_embeddings if split is benchmark.test else self.embed_split(split, benchmark.class_names)
             unseen = unseen_embeddings(whole, self.encoder.class_names)
         else:
-            benchmark = as_benchmark(data, self._reporter)
+            benchmark = self._load(data, whole=True)
             source, unseen = benchmark.name, embed_unseen(benchmark, self.encoder.class_names, self.embed_split)
         if unseen is None:
             raise too_few(source)
@@ -331,6 +331,13 @@ class Run:
             return None
         centers = self.loss.centers
         return None if centers is None else centers.detach().float()
+
+    def _load(self, data: "Benchmark | str | Config | None", *, whole: bool = False) -> Benchmark:
+        """``data``, or the run's own; ``whole`` as in `data_config`."""
+        if data is None:
+            return self.benchmark()
+        data = self.data_config(data, whole=whole) if isinstance(data, str) else data
+        return data if isinstance(data, Benchmark) else load_data(data, self._reporter)
 
     def _own_lists(self, config: Config) -> Config:
         return config if self.directory is None else self.directory.with_own_lists(config)

@@ -1,5 +1,6 @@
 """From data to a trained run: `train` is what the command line calls, and what a notebook calls."""
 
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from softtriple import dist
 from softtriple.config import Config, setting_names, with_values
 from softtriple.data import Benchmark, Split, absolute_spec, contiguous_labels, make_benchmark
-from softtriple.data.corrections import exclude_items
 from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.files import naming_file, write_text
 from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
@@ -47,7 +47,7 @@ from softtriple.training.choose import class_splits, instance_splits
 from softtriple.training.continuing import check_start, continued_config, keep_centers
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit
-from softtriple.training.loading import advising_to_skip, check_lists, divide, load_data
+from softtriple.training.loading import advising_to_skip, check_lists, correct_data, divide, load_data
 from softtriple.training.measure import embed_split, evaluate_benchmark, evaluate_prefixes
 from softtriple.training.run import Run
 from softtriple.training.start import (
@@ -63,7 +63,7 @@ from softtriple.training.start import (
 from softtriple.training.tracking import check_trackers, tracking
 from softtriple.training.trials import write_gains
 
-Data = str | Benchmark | tuple[Any, Any]
+Data = str | os.PathLike[str] | Benchmark | tuple[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +107,7 @@ def train(
     With several ranks, all must call it; they share the work, and only the first writes files.
     """
     reporter = reporter or Reporter(quiet=not dist.is_main())
+    data = os.fspath(data) if isinstance(data, os.PathLike) else data
     directory = None if out is None else RunDir(Path(out))
     if resume and directory is None:
         raise UserError("resume=True needs the run directory to continue: out=")
@@ -115,6 +116,7 @@ def train(
     elif config is None:
         config = continued_config(settings["start"], data) if settings.get("start") else Config()
     config = configure(config, data, backbone, loss, settings)
+    check_data(config, data)
     check(config, directory, resume=resume)
     opened = directory.opened(resume=resume) if directory is not None and dist.is_main() else nullcontext()
     with opened, advising_to_skip():
@@ -177,6 +179,21 @@ def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
         check_lists(config)
     check_trackers(config.train.track, directory)
     check_compile(config, dist.device())
+
+
+def check_data(config: Config, data: object) -> None:
+    """UserError if ``data`` are neither a source nor values, or for settings that have no effect on values."""
+    if isinstance(data, str):
+        return
+    if not isinstance(data, Benchmark) and not (isinstance(data, tuple) and len(data) == 2):
+        raise UserError(
+            f"data are a {type(data).__name__}; expected a source such as 'photos/', a Benchmark, or a tuple of items "
+            "and labels"
+        )
+    unused = ["path", "text", "label", *(["split", "test_share"] if isinstance(data, Benchmark) else [])]
+    for name in unused:
+        if (value := getattr(config.data, name)) is not None:
+            raise UserError(f"data.{name} = {value!r} has no effect on a {type(data).__name__}; leave it out")
 
 
 def prepare(
@@ -376,12 +393,10 @@ def _start(
 
 
 def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchmark:
-    if not isinstance(data, Benchmark | tuple):
-        return load_data(config, reporter)
     if isinstance(data, tuple):
         items, labels = data
         data = make_benchmark(items, labels, split=config.data.split, test_share=config.data.test_share)
-    return data if config.data.exclude is None else exclude_items(data, Path(config.data.exclude))
+    return correct_data(data, config.data, reporter) if isinstance(data, Benchmark) else load_data(config, reporter)
 
 
 def _calibrate(source: str, embedded: Embeddings, trained: Sequence[str]) -> Calibration | None:
