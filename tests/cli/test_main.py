@@ -401,6 +401,7 @@ def test_the_demo_does_not_overwrite(softtriple, tmp_path: Path) -> None:
         ["evaluate", "vectors.npz", "--recall-at", "1,ten"],
         ["compare", "RUN"],
         ["train", "digits", "--out", "RUN", "--from", "RUN", "--config", "FILE"],
+        ["train", "digits", "--out", "RUN", "--set", "dataset=glyphs"],
         ["index", "RUN", "DATA", "--store", "STORE", "--delete", "--add-classes"],
     ],
 )

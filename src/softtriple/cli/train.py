@@ -49,6 +49,8 @@ def train(
     """Train an encoder on DATA, evaluate it on unseen classes, and write everything to RUN."""
     if config is not None and start is not None:
         raise BadParameter("the settings come from the run of --from", param_hint="--config")
+    if any(setting.partition("=")[0].strip() == "dataset" for setting in settings or []):
+        raise BadParameter("the data are the argument DATA", param_hint="--set dataset")
     chosen = _configuration(config, out, resume)
     if start is not None and not (resume and (out / "config.toml").exists()):
         from softtriple.training.continuing import continued_config
