@@ -60,6 +60,9 @@ def test_values_are_typed() -> None:
         ("model.pooling=max", "model.pooling = 'max' must be 'auto', 'average' or 'average.max'"),
         ("train.milestones=[1.5]", "train.milestones = .* must be .*integer"),
         ("loss.centers_per_class=few", "must be .*integer or 'auto'"),
+        ("train.hold_out=1.0", "train.hold_out = 1.0 must be less than 1 or 'auto'"),
+        ("train.interpolate=1.5", "train.interpolate = 1.5 must be less than or equal to 1 or 'auto'"),
+        ("data.test_share=0", "data.test_share = 0 must be greater than 0"),
     ],
 )
 def test_a_wrong_setting_is_named(setting: str, message: str) -> None:

@@ -76,6 +76,7 @@ def _ranks_on_small_disk(scenario: Scenario, kilobytes: int, outcome: Path) -> N
     place = scenario.folder / "small"
     place.mkdir(exist_ok=True)
     _mount(place, kilobytes)
+    (place / "run").mkdir()
     settings = [word for setting in scenario.settings for word in ("--set", setting)]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     command = [*launcher, "-m", "softtriple", "train", scenario.data, "--out", place / "run", "--resume", *settings]

@@ -23,6 +23,8 @@ class Scenario(NamedTuple):
     def train(self, run: str, *more: str, fault: Fault | None = None, **how: Any) -> Ending:
         """Start or resume the run called ``run``."""
         out = self.folder / run
+        if "--resume" in more:
+            out.mkdir(exist_ok=True)  # it may have been killed before it did so itself
         settings = [word for setting in self.settings for word in ("--set", setting)]
         arguments = ("train", self.data, "--out", out, *settings, *more)
         return softtriple(*arguments, cache=self.folder / f"{run}-cache", watched=[out], fault=fault, **how)

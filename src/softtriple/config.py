@@ -4,7 +4,6 @@ config = read_config("configs/cub/softtriple_64.toml")
 config = with_settings(config, ["train.epochs=3", "loss.options.gamma=0.2"])
 """
 
-import copy
 import dataclasses
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -22,6 +21,7 @@ Auto = Literal["auto"]
 Count = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Positive = Annotated[int, Field(strict=True, ge=1, lt=2**63)]
 Number = Annotated[float, Field(strict=True, ge=0)]
+Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Flag = Annotated[bool, Field(strict=True)]
 # A single name needs no brackets.
 Track = Annotated[
@@ -40,12 +40,12 @@ class DataConfig:
 
     # None: use the source's default. A value the source does not support is an error.
     split: str | None = None  # "classes", "instances", or a column of the table with "train" and "test"
-    test_share: float | None = None  # of the classes or instances; default one half
+    test_share: Annotated[Share, Field(gt=0, lt=1)] | None = None  # of the classes or instances; default one half
     path: str | None = None  # column names of a table: either path or text, and label
     text: str | None = None
     label: str | None = None
     labels: str | None = None  # .csv of corrected labels with columns item and label, as written by the gallery
-    # the paper's crop, the resized crop of the authors' code, or affine for drawings
+    # crop: the paper's; resized-crop: that of the authors' code; affine: for drawings
     augment: Literal["auto", "none", "crop", "resized-crop", "affine"] = "auto"
     cache_gigabytes: Number = 8.0  # limit of the image cache, and of the feature cache; 0 turns both off
     on_error: Literal["stop", "skip"] = "stop"
@@ -73,11 +73,9 @@ class ModelConfig:
     weights: str | None = None  # file or URL of pretrained weights, if they are not installed
     freeze_batch_norm: Literal["auto", "off", "statistics", "statistics+affine"] = "auto"
     trainable: str = "auto"  # "head", "last:N", "all", or "lora" for transformers
-    head_init: Literal["auto", "random", "pca", "whitened"] = (
-        "auto"  # auto: whitened if the untrained features are of use
-    )
-    head_power: Number | Auto = "auto"  # strength of within-class whitening, from 0 (PCA) to 1 (full)
-    head_shrinkage: Number | Auto = "auto"  # shrinkage of the within-class covariance towards the identity
+    head_init: Literal["auto", "random", "pca", "whitened"] = "auto"  # auto: whitened if the features are of use
+    head_power: Share | Auto = "auto"  # strength of within-class whitening, from 0 (PCA) to 1 (full)
+    head_shrinkage: Share | Auto = "auto"  # shrinkage of the within-class covariance towards the identity
     head_center: Flag | Auto = "auto"  # subtract the mean of the features
     head_standardize: Flag | Auto = "auto"  # divide features by their standard deviation before whitening
 
@@ -112,13 +110,13 @@ class TrainConfig:
     accumulate: Positive = 1  # batches per optimiser step
     views: Positive = 4  # augmented views of each image in the feature cache
     # Share of the training classes held out for validation; auto: an eighth while pretrained layers are trained, else 0
-    hold_out: Number | Auto = "auto"
+    hold_out: Annotated[Share, Field(lt=1)] | Auto = "auto"
     # Choose the start of a head on fixed features, and when to stop, on held-out training classes
     choose: Literal["on", "off"] = "on"
     stop_after: Count | Auto = "auto"  # epochs to train, at most ``epochs``, which the schedule is planned for
-    # Final weights: 0 gives the initial ones, 1 the trained ones, between: a mixture. auto: chosen on held-out training
-    # classes for a head on fixed features and for pretrained layers, else 1
-    interpolate: Number | Auto = "auto"
+    # Final weights: 0 the initial ones, 1 the trained ones, or a mixture. auto: chosen on held-out training classes for
+    # a head on fixed features and for pretrained layers, else 1
+    interpolate: Share | Auto = "auto"
     evaluate_every: Count = 0  # epochs between evaluations; 0: only at the end
     # auto: on CUDA bfloat16, or float16 where that is not supported; on a CPU float32, or bfloat16 for pretrained
     # networks if the CPU has instructions for it
@@ -221,7 +219,7 @@ def with_settings(config: Config, settings: Iterable[str]) -> Config:
 
 def with_values(config: Config, values: Mapping[str, Any], where: str = "settings") -> Config:
     """The configuration with values changed by dotted name: ``{"train.epochs": 3}``."""
-    table = copy.deepcopy(dataclasses.asdict(config))
+    table = dataclasses.asdict(config)
     for name, value in values.items():
         *groups, key = name.split(".")
         place = table

@@ -206,6 +206,7 @@ def test_index_search_centers(softtriple, vectors: Path, tmp_path: Path) -> None
         (["index", run, vectors, "--store", store, "--split", "half"], 2, "--split"),
         (["index", run, vectors, "--store", store, "--delete", "--check"], 2, "--delete"),
         (["centers", tmp_path], 1, "not a run directory"),
+        (["train", vectors, "--out", tmp_path / "none", "--resume"], 1, "none does not exist"),
     ]:
         answer = softtriple(*arguments)
         assert (answer.status, answer.out) == (status, "")
@@ -400,6 +401,7 @@ def test_the_demo_does_not_overwrite(softtriple, tmp_path: Path) -> None:
         ["evaluate", "vectors.npz", "--recall-at", "1,ten"],
         ["compare", "RUN"],
         ["train", "digits", "--out", "RUN", "--from", "RUN", "--config", "FILE"],
+        ["train", "digits", "--out", "RUN", "--set", "dataset=glyphs"],
         ["index", "RUN", "DATA", "--store", "STORE", "--delete", "--add-classes"],
     ],
 )

@@ -106,7 +106,7 @@ def test_paths_are_relative_to_the_list(tmp_path: Path) -> None:
         ("split,row\nvalidation,0\n", "validation"),
         ("split,row,label\ntrain,0,z\n", "has the label 'a'"),
         ("split,row\ntrain,first\n", "row 1"),
-        ("path\nnowhere.png\n", "nowhere.png is not one of the data"),
+        ("path\nnowhere.png\n", "nowhere.png is not in the data"),
     ],
 )
 def test_what_is_not_in_the_data_is_an_error(tmp_path: Path, content: str, message: str) -> None:

@@ -89,7 +89,10 @@ def test_a_folder_is_loaded_without_the_hub(run):
 
 
 def test_nothing_of_the_data_or_the_machine_is_pushed(hub, run):
-    push(run, "me/vectors")
+    data, exclude, second = run.parent / "vectors.npz", run.parent / "exclude.csv", run.parent / "second"
+    exclude.write_text("split,row\ntrain,0\n")
+    st.train(str(data), start=run, exclude=str(exclude), epochs=0, out=second)
+    push(second, "me/vectors")
     files = hub.repositories["me/vectors"]
     assert "report.html" not in files
     assert not [name for name in files if name.startswith("checkpoints")]

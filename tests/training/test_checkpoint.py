@@ -66,7 +66,7 @@ def test_no_flipped_bit_is_loaded(tmp_path: Path) -> None:
 
 def test_the_state_of_another_run_is_refused(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, Position(1), *parts())
-    with pytest.raises(ValueError, match=r"epoch-00001.*not a state of this run"):
+    with pytest.raises(ValueError, match=r"epoch-00001.*not a checkpoint of this run"):
         load_checkpoint(tmp_path, *parts(width=5))
 
 

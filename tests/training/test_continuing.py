@@ -71,6 +71,16 @@ def test_settings_come_from_the_run_unless_changed(folder: Path) -> None:
     assert Run.load(folder / "second").config.train.start == str(folder / "first")
 
 
+def test_lists_of_corrections_apply_to_the_same_data_only(folder: Path, tmp_path: Path) -> None:
+    exclude = tmp_path / "exclude.csv"
+    exclude.write_text("split,row\ntrain,1\n")
+    train(str(folder / "old.npz"), out=tmp_path / "run", exclude=str(exclude), dim=4, epochs=0, reporter=QUIET)
+    exclude.unlink()  # the run has a copy
+    same = continued_config(tmp_path / "run", str(folder / "old.npz"))
+    assert same.data.exclude == str(tmp_path / "run" / "exclude.csv")
+    assert continued_config(tmp_path / "run", write_vectors(tmp_path / "other.npz", "ijkl")).data.exclude is None
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -55,6 +55,21 @@ def test_a_folder_of_somebody_else_is_not_taken(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["config.toml"]
 
 
+def test_only_a_run_can_be_resumed(tmp_path: Path) -> None:
+    missing, photos, empty = (RunDir(tmp_path / name) for name in ("missing", "photos", "empty"))
+    with pytest.raises(UserError, match=r"missing does not exist.*--resume"), missing.opened(resume=True):
+        pass
+    assert not missing.path.exists()
+    photos.path.mkdir()
+    (photos.path / "bird.jpg").touch()
+    with pytest.raises(UserError, match="photos is not a run directory"), photos.opened(resume=True):
+        pass
+    assert [file.name for file in photos.path.iterdir()] == ["bird.jpg"]
+    empty.path.mkdir()  # stopped before it wrote anything
+    with empty.opened(resume=True):
+        assert empty.checkpoints.is_dir()
+
+
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "run")
     with (

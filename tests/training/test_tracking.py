@@ -143,13 +143,13 @@ class Recorded:
 
     id = "one"
 
-    def __init__(self, fails: bool = False) -> None:
+    def __init__(self, error: Exception | None = None) -> None:
         self.calls: list[Any] = []
-        self.fails = fails
+        self.error = error
 
     def log(self, metrics: Mapping[str, float], epoch: int) -> None:
-        if self.fails:
-            raise ConnectionError("no route to host")
+        if self.error is not None:
+            raise self.error
         self.calls.append((dict(metrics), epoch))
 
     def finish(self, report: Report | None) -> None:
@@ -157,8 +157,8 @@ class Recorded:
 
 
 def test_a_tracker_that_fails_does_not_stop_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    broken, working = Recorded(fails=True), Recorded()
-    both = Tracking({"broken": broken, "working": working}, Reporter())
+    broken, working = Recorded(ConnectionError("no route to host")), Recorded()
+    both = Tracking({"broken": broken, "mute": Recorded(TimeoutError()), "working": working}, Reporter())
     both.log({"epoch": 1, "loss": 0.5, "rates": {"head": 0.1}})
     both.finish(REPORT)
     both.finish(None)
@@ -166,7 +166,9 @@ def test_a_tracker_that_fails_does_not_stop_the_run(capsys: pytest.CaptureFixtur
     assert working.calls[0] == ({"loss": 0.5, "rate/head": 0.1}, 1)
     assert working.calls[1][0]["report/map_at_r"] == 0.125
     assert working.calls[2:] == [REPORT]
-    assert "broken failed (no route to host)" in capsys.readouterr().err
+    notes = capsys.readouterr().err
+    assert "broken failed (no route to host)" in notes
+    assert "mute failed (TimeoutError)" in notes
 
 
 def test_trackers_are_closed_if_another_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from softtriple.training.checkpoint import read_state
 from softtriple.training.fit import row_batches
 from softtriple.training.loading import load_data
 from softtriple.training.run import Run
-from softtriple.training.train import prepare, train, train_prepared
+from softtriple.training.train import check_data, prepare, train, train_prepared
 
 QUIET = Reporter(quiet=True)
 SMALL = ["train.epochs=2", "train.batch_size=16", "model.dim=8", "loss.centers_per_class=2"]
@@ -308,6 +308,14 @@ def test_every_loss_trains_through_the_same_loop(vectors: str, tmp_path: Path, n
     assert outcome.report.recall[1] > 0.5
 
 
+def test_a_run_resumes_with_its_own_settings(vectors: str, tmp_path: Path) -> None:
+    first = train(vectors, out=tmp_path / "run", loss="proxy-nca", epochs=1, dim=4, reporter=QUIET)
+    again = train(vectors, out=tmp_path / "run", resume=True, reporter=QUIET)
+    assert again.config == first.config
+    with pytest.raises(UserError, match="out="):
+        train(vectors, resume=True, reporter=QUIET)
+
+
 def test_a_loss_that_looks_ahead_resumes_at_epochs(vectors: str, tmp_path: Path) -> None:
     """HTL builds its tree at the start of an epoch, from embeddings that are gone later."""
     settings = ["loss.name=htl", "loss.centers_per_class=auto"]
@@ -544,5 +552,39 @@ def test_corrected_labels_are_trained_on_and_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.benchmark().train.labels, trained.labels)
     with pytest.raises(UserError, match=r"nothing\.csv: no such file"):
         train("digits", labels=str(tmp_path / "nothing.csv"), reporter=QUIET)
-    with pytest.raises(UserError, match="in memory"):
+    with pytest.raises(UserError, match="none of 2 labels changes an item of data"):
         train((np.eye(4), [0, 0, 1, 1]), labels=str(table), reporter=QUIET)
+
+
+@pytest.mark.parametrize("data", [np.eye(4), [np.eye(4), [0, 0, 1, 1]], (np.eye(4),)])
+def test_data_are_a_source_or_values(data: object) -> None:
+    with pytest.raises(UserError, match="expected a source"):
+        check_data(Config(), data)
+
+
+def test_a_setting_without_effect_on_values_is_an_error() -> None:
+    values, labels = clusters()
+    with pytest.raises(UserError, match=r"data\.label = 'kind' has no effect on a tuple"):
+        train((values, labels), label="kind", reporter=QUIET)
+    with pytest.raises(UserError, match=r"data\.split = 'classes' has no effect on a Benchmark"):
+        train(make_benchmark(values, labels), split="classes", reporter=QUIET)
+
+
+def test_unreadable_files_in_memory_are_skipped(images: Path) -> None:
+    paths = sorted(images.rglob("*.png"))
+    paths[0].write_bytes(b"damaged")
+    items = (paths, [path.parent.name for path in paths])
+    with pytest.raises(UserError, match=r"--on-error skip"):
+        train(items, backbone="conv-small", dim=8, epochs=0, reporter=QUIET)
+    trained = train(items, backbone="conv-small", dim=8, epochs=0, on_error="skip", reporter=QUIET).benchmark()
+    assert len(trained.train) + len(trained.test) == len(paths) - 1
+    assert [skipped.startswith(str(paths[0])) for skipped in trained.skipped] == [True]
+
+
+def test_other_data_are_evaluated_with_the_columns_of_the_run(tmp_path: Path) -> None:
+    rows = [f"{word} {number},{word}" for word in ("reset", "cancel", "pay", "find") for number in range(4)]
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["words,topic", *rows]))
+    run = train(tmp_path / "first.csv", text="words", label="topic", dim=4, epochs=0, reporter=QUIET)
+    assert run.config.dataset == str(tmp_path / "first.csv")
+    assert run.evaluate(str(tmp_path / "second.csv")).recall == run.report.recall

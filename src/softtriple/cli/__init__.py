@@ -1,5 +1,6 @@
 """The command line, a thin layer over the Python API: each verb parses, calls and prints."""
 
-from softtriple.cli import audit, inspect, search, share, train  # noqa: F401  # they add their verbs to the application
+# Each module adds its verbs to the application, in the order of --help.
+from softtriple.cli import train, inspect, audit, search, share  # noqa: F401, I001
 from softtriple.cli.app import app as app
 from softtriple.cli.app import main as main

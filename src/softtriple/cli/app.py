@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer import Argument, BadParameter, Option
 
-from softtriple.errors import UserError, escaped
+from softtriple.errors import UserError, escaped, first_line
 
 if TYPE_CHECKING:
     from softtriple.metrics import Report
@@ -54,7 +54,7 @@ DataSettings = Annotated[
 ]
 OnError = Annotated[
     Literal["stop", "skip"] | None,
-    Option("--on-error", help="What to do with unreadable files: stop (default), or skip them and say why."),
+    Option("--on-error", help="What to do with unreadable files: stop (default), or skip and list them."),
 ]
 
 Trust = Annotated[bool, Option("--trust", help="Let an old run load its backbone by name. Only for runs you trust.")]
@@ -94,7 +94,7 @@ def main() -> None:
     except RuntimeError as error:
         if not _OUT_OF_RESOURCES.search(str(error)):
             raise
-        _fail(f"the machine is out of memory or threads ({str(error).splitlines()[0]})")
+        _fail(f"the machine is out of memory or threads ({first_line(error)})")
 
 
 def print_report(
@@ -107,6 +107,9 @@ def print_report(
     """Print a report as a table or as JSON, with the reports of untrained and shorter embeddings of the same items."""
     from softtriple.metrics import format_comparison, format_table
 
+    def in_short(other: "Report") -> str:
+        return f"Recall@1 {100 * other.recall[min(other.recall)]:.2f}, MAP@R {100 * other.map_at_r:.2f}"
+
     if as_json:
         for name, reports in (("baselines", baselines), ("prefixes", prefixes)):
             if reports:
@@ -115,13 +118,12 @@ def print_report(
         return
     print(format_table(report))
     for width, other in (prefixes or {}).items():
-        first = f"Recall@1 {100 * other.recall[min(other.recall)]:.2f}, MAP@R {100 * other.map_at_r:.2f}"
-        print(f"first {width} dimensions: {first}")
+        print(f"first {width} dimensions: {in_short(other)}")
     if baselines:
-        first, *_ = baselines
+        first, *others = baselines
         print(f"\n{format_comparison({first: baselines[first], 'trained': report})}")
-        for name, other in list(baselines.items())[1:]:
-            print(f"{name}: Recall@1 {100 * other.recall[min(other.recall)]:.2f}, MAP@R {100 * other.map_at_r:.2f}")
+        for name in others:
+            print(f"{name}: {in_short(baselines[name])}")
 
 
 def parse_integers(text: str, option: str) -> tuple[int, ...]:
@@ -133,7 +135,7 @@ def parse_integers(text: str, option: str) -> tuple[int, ...]:
 
 
 def command_line() -> str:
-    """The command as it was typed."""
+    """The command, quoted for a shell."""
     return shlex.join(["softtriple", *sys.argv[1:]])
 
 

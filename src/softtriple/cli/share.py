@@ -33,7 +33,7 @@ def download(
         from softtriple.models.backbones.bn_inception import BN_INCEPTION_URL
         from softtriple.models.weights import download_weights
 
-        reporter.note("licence: none of their own; distributed with pretrained-models.pytorch (BSD-3-Clause)")
+        reporter.note("licence: none stated; distributed with pretrained-models.pytorch (BSD-3-Clause)")
         reporter.note("cite: Ioffe, Szegedy: Batch Normalization. ICML 2015 (https://arxiv.org/abs/1502.03167)")
         with reporter.task(name) as update:
             file = download_weights(BN_INCEPTION_URL, to, progress=update)

@@ -13,13 +13,16 @@ from softtriple.config import Config, read_config, with_preset, with_settings, w
 @app.command(short_help="Train an encoder on labelled data.")
 def train(
     data: Data,
-    out: Annotated[Path, Option("--out", help="Run directory; must be new, unless --resume.", metavar="RUN")],
+    out: Annotated[Path, Option("--out", help="New run directory; with --resume, an existing one.", metavar="RUN")],
     config: Annotated[Path | None, Option("--config", help="TOML file with settings.", metavar="FILE")] = None,
     preset: Annotated[
         Literal["paper", "official", "sop"] | None, Option("--preset", help="A published recipe.")
     ] = None,
-    loss: Annotated[str | None, Option("--loss", help="Name of the loss.", metavar="NAME")] = None,
-    backbone: Annotated[str | None, Option("--backbone", help="Name of the backbone.", metavar="NAME")] = None,
+    loss: Annotated[str | None, Option("--loss", help="Loss; default: softtriple.", metavar="NAME")] = None,
+    backbone: Annotated[
+        str | None,
+        Option("--backbone", help="Backbone; default: by kind of data.", metavar="NAME"),
+    ] = None,
     dim: Annotated[int | None, Option("--dim", help="Width of the embedding.", metavar="N")] = None,
     dims: Annotated[
         str | None, Option("--dims", help="Widths to which embeddings may be truncated.", metavar="64,128,512")
@@ -46,6 +49,8 @@ def train(
     """Train an encoder on DATA, evaluate it on unseen classes, and write everything to RUN."""
     if config is not None and start is not None:
         raise BadParameter("the settings come from the run of --from", param_hint="--config")
+    if any(setting.partition("=")[0].strip() == "dataset" for setting in settings or []):
+        raise BadParameter("the data are the argument DATA", param_hint="--set dataset")
     chosen = _configuration(config, out, resume)
     if start is not None and not (resume and (out / "config.toml").exists()):
         from softtriple.training.continuing import continued_config
@@ -63,9 +68,7 @@ def train(
 
     from softtriple import dist
     from softtriple.progress import Reporter
-    from softtriple.report import write_calibration, write_page
     from softtriple.training import train as run_training
-    from softtriple.training.baseline import verdict
 
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
@@ -73,10 +76,15 @@ def train(
             run = run_training(data, out=out, config=chosen, resume=resume, reporter=reporter)
         except KeyboardInterrupt:
             # With all options: the run directory may not contain the settings yet.
-            reporter.note(f"stopped; continue with: {command_line()}{'' if resume else ' --resume'}")
+            option = " --resume" if out.is_dir() and not resume else ""
+            reporter.note(f"stopped; continue with: {command_line()}{option}")
             raise
         if not dist.is_main():
             return
+    # Imported here, so that an error in the arguments need not wait for matplotlib.
+    from softtriple.report import write_calibration, write_page
+    from softtriple.training.baseline import verdict
+
     page = write_page(run, command=command_line())
     print_report(run.report, as_json, run.baselines, run.prefixes, run=str(out))
     if run.baseline is not None and (sentence := verdict(run.baseline, run.report)) is not None:

@@ -25,7 +25,7 @@ Same = TypeVar("Same", bound="_Items")
 
 
 class MissingDataError(UserError, FileNotFoundError):
-    """The data are not where the user said; a caller may add where to get them."""
+    """The data are missing at the given path; a caller may add where to get them."""
 
 
 # Number of skipped files that the notes list by name; ``Benchmark.skipped`` has all of them.

@@ -62,7 +62,7 @@ def exclude_items(benchmark: Benchmark, file: Path) -> Benchmark:
         if path := entry.get("path"):
             place = places.get(str(file.absolute().parent / path))
             if place is None:
-                raise UserError(f"{where}: {path} is not one of the data")
+                raise UserError(f"{where}: {path} is not in the data")
             name, row = place
         else:
             try:

@@ -120,7 +120,7 @@ def _receive(
     with urlopen(Request(url, headers=headers), timeout=TIMEOUT) as response:
         if response.status == 206:
             if not re.match(rf"bytes {start}-", response.headers.get("Content-Range", "")):
-                raise _RefusedError("the server sent another range than asked for")
+                raise _RefusedError("the server sent a different range than requested")
         else:
             start = 0
         length = response.headers.get("Content-Length", "")
@@ -133,7 +133,7 @@ def _receive(
                 progress(start, total or start)
     if start > file.limit or (total or 0) > file.limit:
         part.unlink()
-        raise _RefusedError(f"it sends more than {file.limit / 1e6:.0f} MB")
+        raise _RefusedError(f"it sent more than {file.limit / 1e6:.0f} MB")
     return total is None or start >= total, None if tag is None or tag.startswith("W/") else tag
 
 

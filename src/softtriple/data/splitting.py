@@ -64,9 +64,9 @@ def hold_out_classes(split: Split, share: float, seed: int) -> tuple[Split, Spli
 def part_of(total: int, share: float, what: str) -> int:
     """``share`` of ``total``, rounded, with at least one on either side."""
     if not 0 < share < 1:
-        raise UserError(f"a share of {share} of the {what} is not between 0 and 1")
+        raise UserError(f"cannot hold out a share of {share} of the {what}; expected a number between 0 and 1")
     if total < 2:
-        raise UserError(f"cannot split {total} of the {what}; expected at least 2")
+        raise UserError(f"cannot split the {what}: there are only {total}; expected at least 2")
     return min(max(round(share * total), 1), total - 1)
 
 

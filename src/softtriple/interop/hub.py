@@ -26,6 +26,7 @@ from softtriple.training.directory import RunDir
 # Files of a run; push does not replace other files of a repository, and pull does not fetch them.
 SHARED = (
     "README.md",
+    "added.safetensors",
     "baseline.json",
     "calibration.json",
     "centers.safetensors",
@@ -118,12 +119,12 @@ def _copy(file: Path, source: Path, target: Path) -> None:
 
 
 def _without_paths(config: Config) -> Config:
-    """``config`` without paths of this machine: a benchmark keeps its name, other data are removed."""
-    name = config.dataset.partition(":")[0]
-    weights = config.model.weights
-    kept = weights if weights is None or is_url(weights) else None
+    """``config`` without paths of this machine: a benchmark keeps its name, weights their URL."""
+    name, weights = config.dataset.partition(":")[0], config.model.weights
     return replace(
         config,
         dataset=name if name in SCHEMES or name in EMBEDDED else "",
-        model=replace(config.model, weights=kept),
+        data=replace(config.data, exclude=None, labels=None),
+        model=replace(config.model, weights=weights if weights is not None and is_url(weights) else None),
+        train=replace(config.train, start=None),
     )

@@ -174,7 +174,7 @@ def require_nonnegative(name: str, value: float) -> float:
 
 
 def require_finite(name: str, value: float) -> float:
-    """``value`` if it is a finite number."""
+    """``value``, or UserError unless it is a finite number."""
     if not (is_number(value) and math.isfinite(value)):
         raise UserError(f"{name} = {value!r} must be a finite number")
     return value

@@ -104,8 +104,8 @@ def mix_classes(
 ) -> tuple[Float[Tensor, "mixed dim"], Float[Tensor, "mixed k dim"]]:
     """Synthetic examples, each of a synthetic class of its own (Proxy Synthesis, Gu et al., AAAI 2021).
 
-    ``pairs`` are rows of the batch. A pair is mixed in the proportion ``shares`` to ``1 - shares``, its unit embeddings
-    and, one by one, the unit centres of its two classes: what lies between two classes becomes a class to tell apart.
+    ``pairs`` are rows of the batch. The unit embeddings of a pair, and the unit centres of its two classes one by one,
+    are mixed in the proportion ``shares`` to ``1 - shares``: the point between two classes becomes a class of its own.
     """
     unit, unit_centers = F.normalize(embeddings, dim=-1), F.normalize(centers, dim=-1)
     one, other = pairs

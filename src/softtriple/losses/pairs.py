@@ -276,7 +276,8 @@ class MarginLoss(Loss):
         nu: weight of the boundaries in the loss.
         beta_lr: learning rate of the boundaries in ``param_groups``.
         nearest: negatives nearer than this are drawn as if they were at this distance.
-        farthest: negatives this far away are not drawn; the default is margin + beta, where their loss ends.
+        farthest: negatives at this distance or beyond are not drawn; 1.4 is the default margin + beta, where their
+            loss ends.
 
     Embeddings are normalised. Batches should contain 5 examples per class (``per_class``). Negatives are drawn from
     torch's generator, so ``torch.manual_seed`` makes them repeatable. A batch without a positive pair, or with a single

@@ -23,7 +23,7 @@ from softtriple.losses.centers import MERGED, CenterLoss, MergedCenters, merge, 
 from softtriple.losses.functional import Settings, center_spread, mix_classes, soft_similarity, softtriple_objective
 from softtriple.losses.tiled import Part, RecycledMemory, tiled_objective, working_bytes
 
-MIXING = 0.4  # both parameters of the beta distribution that synthetic classes are mixed by, as in their paper
+MIXING = 0.4  # both parameters of the beta distribution of mixing proportions, as in Proxy Synthesis
 
 
 class SoftTripleLoss(CenterLoss):
@@ -75,7 +75,7 @@ class SoftTripleLoss(CenterLoss):
         self.smoothing = require_nonnegative("smoothing", smoothing)
         self.prefixes = tuple(require_count("prefixes", width) for width in prefixes)
         if not all(a < b for a, b in zip(self.prefixes, (*self.prefixes[1:], self.embedding_size), strict=False)):
-            raise UserError(f"prefixes = {list(prefixes)} must grow and be below the width, {self.embedding_size}")
+            raise UserError(f"prefixes = {list(prefixes)} must increase and stay below embedding_size={embedding_size}")
         if not 0 <= synthesis <= 1:
             raise UserError(f"synthesis = {synthesis!r} must be from 0 to 1: the share of a batch that is mixed")
         self.synthesis = synthesis

@@ -39,7 +39,7 @@ from softtriple.training.auto import (
 )
 from softtriple.training.building import encoder_config, training_feeds
 from softtriple.training.directory import RunDir
-from softtriple.training.loading import as_benchmark, divide
+from softtriple.training.loading import divide, load_data
 from softtriple.training.train import Prepared, train_prepared
 
 HEADS = 3
@@ -63,8 +63,8 @@ def train_hdc(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     model = config.model
     if model.head_init == "pca":
         raise UserError("model.head_init = 'pca': HDC has no linear head; use random")
-    with directory.opened(resume=True):
-        benchmark = as_benchmark(config, reporter)
+    with directory.opened(resume=directory.path.exists()):
+        benchmark = load_data(config, reporter)
         # HDC is not in the table of losses: `resolve` treats it like a module passed by the caller.
         config = directory.resume_config(replace(config, model=replace(model, head_init="random")))
         custom = resolve(replace(config, loss=LossConfig(name=f"{CUSTOM}HDCLoss")), benchmark, reporter)

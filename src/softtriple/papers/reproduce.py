@@ -24,7 +24,7 @@ from softtriple.papers.studies import (
 )
 from softtriple.papers.tables import make_table
 from softtriple.progress import Reporter
-from softtriple.training.loading import as_benchmark
+from softtriple.training.loading import load_data
 
 
 class Target(NamedTuple):
@@ -106,14 +106,14 @@ def reproduce(
     return Reproduced(to_text(result.sheet), result.numbers, files)
 
 
-def choose_protocol(data: str, benchmark: Benchmark | None, asked: str | None, *, on_gpu: bool) -> str:
-    """The protocol ``asked`` for; by default, for photographs, "paper" on a GPU and "head" on a CPU."""
-    if asked not in (None, *PHOTOGRAPHS):
-        raise UserError(f"unknown protocol {asked!r}; {did_you_mean(asked, PHOTOGRAPHS)}")
+def choose_protocol(data: str, benchmark: Benchmark | None, protocol: str | None, *, on_gpu: bool) -> str:
+    """``protocol``; by default, for photographs, "paper" on a GPU and "head" on a CPU, else "scratch"."""
+    if protocol not in (None, *PHOTOGRAPHS):
+        raise UserError(f"unknown protocol {protocol!r}; {did_you_mean(protocol, PHOTOGRAPHS)}")
     if benchmark is None or isinstance(benchmark.train.items, ImageFiles):
-        return asked or ("paper" if on_gpu else "head")
-    if asked is not None:
-        raise UserError(f"--protocol {asked} is for photographs, and {data} has none; omit it to train from scratch")
+        return protocol or ("paper" if on_gpu else "head")
+    if protocol is not None:
+        raise UserError(f"--protocol {protocol} is for photographs, and {data} has none; omit it to train from scratch")
     return "scratch"
 
 
@@ -131,7 +131,7 @@ def _check_settings(target: str, settings: Sequence[str]) -> None:
 def _load(data: str, settings: Sequence[str], out: Path) -> tuple[Benchmark | None, str]:
     """The data, or why they are missing: published numbers and finished runs can be shown without them."""
     try:
-        return as_benchmark(with_settings(Config(dataset=data), settings)), ""
+        return load_data(with_settings(Config(dataset=data), settings)), ""
     except UserError as error:
         sources = {table.data.name: table.data.source for table in read_published().values()}
         source = sources.get(data.partition(":")[0])

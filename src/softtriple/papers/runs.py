@@ -115,7 +115,7 @@ def with_chosen_rate(study: Study, row: str, config: Config) -> Config:
 def validation_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
     """The report of a run on held-out training classes; the run is trained first if it is not finished."""
     if directory.report_file.exists():
-        return directory.read_report("validation.json")
+        return directory.read_report(directory.validation_file)
     validation = run_of(config, directory, reporter).validation
     assert validation is not None
     return validation
@@ -138,7 +138,7 @@ def select(rows: Mapping[str, T], wanted: Sequence[str] | None) -> dict[str, T]:
 def report_of(config: Config, directory: RunDir, reporter: Reporter) -> Report:
     """The report of a run, which is trained first if it is not finished."""
     if directory.report_file.exists():
-        return directory.read_report(directory.report_file.name)
+        return directory.read_report(directory.report_file)
     if config.loss.name == "hdc":
         return train_hdc(config, directory, reporter).report
     return run_of(config, directory, reporter).report
@@ -148,18 +148,18 @@ def run_of(config: Config, directory: RunDir, reporter: Reporter) -> Run:
     """A finished run: loaded, or trained first."""
     if directory.report_file.exists():
         return Run.load(directory.path, reporter=reporter)
-    return train(config.dataset, out=directory.path, config=config, resume=True, reporter=reporter)
+    return train(config.dataset, out=directory.path, config=config, resume=directory.path.exists(), reporter=reporter)
 
 
-def departures(asked: Config, used: Config) -> list[str]:
-    """The settings of ``used`` that differ from ``asked``; "auto" matches any value."""
+def departures(recipe: Config, used: Config) -> list[str]:
+    """The settings of ``used`` that differ from ``recipe``, in which "auto" matches any value."""
 
     def written(value: Any) -> str:
         return "the default" if value is None else json.dumps(value, ensure_ascii=False)
 
     return [
         f"{name} = {written(have)}, not {written(want)}"
-        for name, want, have in differences(asked, used)
+        for name, want, have in differences(recipe, used)
         if want != "auto"
     ]
 

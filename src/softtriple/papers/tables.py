@@ -107,7 +107,7 @@ def _departures(study: Study, table: PublishedTable, ran: Mapping[str, Config]) 
     data = Path(study.data.partition(":")[0]).name
     if data != table.data.name:
         changed.append(f"data: {data}, not {table.data.name}")
-    for name, asked in ran.items():
+    for name, config in ran.items():
         used = study.directory(name, 0).read_config()
-        changed += [text for text in departures(asked, used) if not text.startswith(UNCOMPARED)]
+        changed += [text for text in departures(config, used) if not text.startswith(UNCOMPARED)]
     return (("Not the paper's", "; ".join(dict.fromkeys(changed))),) if changed else ()

@@ -26,7 +26,7 @@ from softtriple.report.pictures import (
 from softtriple.report.tables import Method, hardest_table, metrics_table, prefix_table
 from softtriple.report.templating import render
 from softtriple.training import Run
-from softtriple.training.trials import TRIALS_FILE, Gain, read_gains
+from softtriple.training.trials import Gain, read_gains
 
 NUM_QUERIES, NUM_NEIGHBORS = 4, 5  # queries of each kind
 REASONS = {
@@ -135,7 +135,7 @@ def _method(name: str, run: Run, shown: Mapping[str, Rows]) -> Method:
             run.test_embeddings, run.benchmark().test, rows=rows, num_neighbors=NUM_NEIGHBORS, reason=reason
         )
     )
-    gains = () if run.directory is None else read_gains(run.directory.path / TRIALS_FILE)
+    gains = () if run.directory is None else read_gains(run.directory.trials_file)
     train = run.config.train
     return Method(
         name=name,

@@ -1,6 +1,6 @@
-"""Classes added to a run without training: their centres are found among the embeddings of their items.
+"""Classes added to a run without training, with centres computed from the embeddings of their items.
 
-They are in one file of their own, ``added.safetensors``, so that what training wrote stays as it was.
+The centres are in a file of their own, ``added.safetensors``: the files that training wrote do not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,15 @@ from softtriple.losses import Loss, SoftTripleLoss
 from softtriple.models.weights import read_tensors, write_tensors
 from softtriple.training.directory import RunDir
 
-Centers = dict[str, Tensor]  # of each added class (k, dim), in order of the names
+Centers = dict[str, Tensor]  # of shape (k, dim), by class name, in name order
 
-_PREFIX = "class "  # an empty name would be none of safetensors'
+_PREFIX = "class "  # safetensors does not allow an empty name
 
 
 def check_can_add(loss: Loss) -> SoftTripleLoss:
-    """``loss`` if classes can be added to it."""
+    """``loss``, or UserError if classes cannot be added to it."""
     if not isinstance(loss, SoftTripleLoss):
-        raise UserError(
-            f"classes cannot be added to {type(loss).__name__}: it has no centres of its own for each class"
-        )
+        raise UserError(f"classes can be added to softtriple and softmax-norm, not to {type(loss).__name__}")
     return loss
 
 
@@ -38,7 +36,7 @@ def find_centers(loss: SoftTripleLoss, vectors: Float32[Tensor, "items dim"], na
 
 
 def extended(loss: Loss, trained: int, added: Mapping[str, Tensor]) -> Loss:
-    """``loss`` with the centres of its ``trained`` classes, followed by those that were ``added``."""
+    """``loss`` with the centres of its first ``trained`` classes, then those of the ``added`` ones."""
     loss = check_can_add(loss)
     return loss.with_centers(torch.cat([loss.centers.detach()[:trained], torch.stack([*added.values()])]))
 
@@ -50,7 +48,7 @@ def write_added(directory: RunDir, added: Mapping[str, Tensor]) -> None:
 
 
 def read_added(directory: RunDir, dim: int) -> Centers:
-    """The centres of the added classes; none if there are none."""
+    """The centres of the added classes; empty if there are none."""
     if not directory.added_file.is_file():
         return {}
     tensors = read_tensors(directory.added_file)

@@ -1,7 +1,7 @@
-"""What training starts from: the same metrics for embeddings that nothing was trained for.
+"""The baseline that training has to beat: the metrics of untrained embeddings.
 
-For images and sentence models that is the untrained backbone's features in their whole width, and cut to the width of
-the embedding by PCA; for vectors the vectors themselves; for texts TF-IDF on character n-grams.
+For images and sentence models these are the features of the untrained backbone, at full width and reduced to the width
+of the embedding by PCA; for vectors the vectors themselves; for texts TF-IDF on character n-grams.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float32
 from torch import Tensor
 
-from softtriple.data import Benchmark, Split, Texts
+from softtriple.data import Benchmark, Texts
 from softtriple.metrics import Embeddings, Report, difference_intervals, evaluate
 from softtriple.models import Encoder
 from softtriple.models.features import Feeds, feature_rows
@@ -19,7 +19,7 @@ from softtriple.models.heads import pca_head
 from softtriple.training.loading import QUIET
 from softtriple.training.measure import embed_split
 
-# Up to this many texts TF-IDF similarities are exact; above, they are those of this many singular vectors.
+# Up to this many texts TF-IDF similarities are exact; beyond, they are approximated by this many singular vectors.
 EXACT_TEXTS = 4000
 SINGULAR_VECTORS = 1024
 
@@ -43,11 +43,11 @@ def measure_baseline(
 
     reports = {}
     if isinstance(benchmark.train.items, Texts):
-        texts = [_texts(split) for split in (benchmark.train, *parts)]
-        reports["TF-IDF on character 3- to 5-grams"] = report(tfidf_vectors(texts[0], texts[1:]))
+        tests = [part.items.values for part in parts if isinstance(part.items, Texts)]
+        reports["TF-IDF on character 3- to 5-grams"] = report(tfidf_vectors(benchmark.train.items.values, tests))
         if encoder.config.backbone == "text":
             return reports
-    features = [encoder.head_input(_features(encoder, feeds, part)) for part in parts]
+    features = [encoder.head_input(feature_rows(encoder, feeds.evaluation(part))) for part in parts]
     name = "the vectors themselves" if encoder.takes == "vector" else "untrained features"
     reports[f"{name}, {features[0].shape[1]}-d"] = report(features)
     if encoder.dim < min(features[0].shape[1], len(train_features) - 1):
@@ -59,7 +59,7 @@ def measure_baseline(
 
 
 def measure_encoder(encoder: Encoder, feeds: Feeds, benchmark: Benchmark, *, seed: int) -> Report:
-    """The report of the encoder as it is on the test items."""
+    """The report of the encoder on the test items."""
     test, gallery = (
         None if part is None else embed_split(encoder, feeds, part, benchmark.class_names, QUIET)
         for part in (benchmark.test, benchmark.gallery)
@@ -75,12 +75,12 @@ def verdict(baseline: Report, trained: Report) -> str | None:
     saturated = baseline.recall[min(baseline.recall)] > 0.97
     if "map_at_r" in better and ("recall@1" in better or (saturated and differences["recall@1"].high >= 0)):
         return None
-    told = ", ".join(
+    changes = ", ".join(
         f"{title} {100 * d.mean:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})"
         for title, d in (("R@1", differences["recall@1"]), ("MAP@R", differences["map_at_r"]))
     )
     return (
-        f"Training did not clearly improve on the baseline: {told}. Try a larger --dim, more classes or "
+        f"Training did not clearly improve on the baseline: {changes}. Try a larger --dim, more classes or "
         "items per class, or another --backbone."
     )
 
@@ -94,8 +94,8 @@ def tfidf_vectors(train: Sequence[str], parts: Sequence[Sequence[str]]) -> list[
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.utils.extmath import randomized_svd
 
-    counted = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5)).fit(train)
-    rows = counted.transform([text for part in parts for text in part])
+    vectorizer = TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5)).fit(train)
+    rows = vectorizer.transform([text for part in parts for text in part])
     if rows.shape[0] <= EXACT_TEXTS:
         gram = torch.from_numpy((rows @ rows.T).toarray())
         factor = torch.linalg.cholesky(gram + 1e-9 * torch.eye(len(gram), dtype=gram.dtype))
@@ -103,12 +103,3 @@ def tfidf_vectors(train: Sequence[str], parts: Sequence[Sequence[str]]) -> list[
         left, values, _ = randomized_svd(rows, SINGULAR_VECTORS, random_state=0)
         factor = torch.from_numpy(left * values)
     return list(torch.split(factor.float(), [len(part) for part in parts]))
-
-
-def _features(encoder: Encoder, feeds: Feeds, split: Split) -> Tensor:
-    return feature_rows(encoder, feeds.evaluation(split))
-
-
-def _texts(split: Split) -> Sequence[str]:
-    assert isinstance(split.items, Texts)
-    return split.items.values

@@ -10,6 +10,7 @@ from softtriple.errors import UserError, counted
 from softtriple.files import write_text
 from softtriple.metrics.report import Report, metric_rows
 from softtriple.models import Encoder, Preprocess
+from softtriple.progress import one_line
 from softtriple.training.baseline import verdict
 from softtriple.training.run import Run
 
@@ -19,7 +20,7 @@ _MOST_NAMES = 12  # classes that the card lists
 
 
 def write_card(run: Run, path: Path, *, repo: str | None = None, licence: str | None = None) -> None:
-    """Write the card of ``run`` to ``path``, unless there is one that a person has taken over."""
+    """Write the card of ``run`` to ``path``, unless there is one without the line `GENERATED`."""
     if not path.is_file() or GENERATED in path.read_text(encoding="utf-8", errors="replace"):
         write_text(path, model_card(run, repo=repo, licence=licence))
 
@@ -34,16 +35,16 @@ def model_card(run: Run, *, repo: str | None = None, licence: str | None = None)
         "tags": ["metric-learning", "embeddings", "retrieval", "softtriple"],
         **({"license": licence} if licence else {}),
     }
-    of_loss = config.loss.name
+    loss = config.loss.name
     if config.loss.centers_per_class not in (1, "auto"):
-        of_loss += f", {config.loss.centers_per_class} centres per class"
+        loss += f", {config.loss.centers_per_class} centres per class"
     parts = [
         "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in head.items()) + "---",
         GENERATED,
         f"# {encoder.config.backbone} on {name}",
         f"An encoder from {encoder.takes}s to unit vectors of {encoder.dim} dimensions: the dot product of two is high "
         f"if they are of the same class. Trained with [softtriple](https://arxiv.org/abs/1909.05235) "
-        f"{importlib.metadata.version('softtriple')} ({of_loss}).",
+        f"{importlib.metadata.version('softtriple')} ({loss}).",
         "## Data\n\n" + _data(run, name),
         "## Results\n\n" + _results(run.report, run.baseline, next(iter(run.baselines), "")),
         _prefixes(run),
@@ -106,19 +107,19 @@ def _results(report: Report, baseline: Report | None, baseline_name: str) -> str
 
 
 def _prefixes(run: Run) -> str:
-    """What the beginnings of the embeddings reach, if several widths were trained."""
+    """The metrics of truncated embeddings, if several widths were trained."""
     if not run.prefixes:
         return ""
     lines = "".join(
         f"| {width} | {100 * report.recall[1]:.1f} | {100 * report.map_at_r:.1f} |\n"
         for width, report in {**run.prefixes, run.encoder.dim: run.report}.items()
     )
-    start = "The first numbers of an embedding work by themselves: `encoder.truncated(dim)`."
+    start = "Embeddings can be truncated: `encoder.truncated(dim)`."
     return f"{start}\n\n| dim | Recall@1 | MAP@R |\n| --- | --- | --- |\n{lines}".rstrip()
 
 
 def _calibration(run: Run) -> str:
-    """What `softtriple calibrate` has found, if it has been run."""
+    """The numbers in calibration.json, if the run is calibrated."""
     content = _read(run, "calibration.json")
     lines = []
     for key, value in content.items():
@@ -185,6 +186,5 @@ session = onnxruntime.InferenceSession("encoder.onnx")
 
 
 def _plain(text: str) -> str:
-    """``text`` on one line, without what Markdown would make of it."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in text)
-    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in shown)
+    """``text`` on one line, with the special characters of Markdown escaped."""
+    return "".join(f"\\{letter}" if letter in "\\`*_[]<>|#" else letter for letter in one_line(text))

@@ -1,4 +1,4 @@
-"""Checkpoints: each written completely or not at all, the newest two kept, whole whatever the number of ranks."""
+"""Checkpoints: written atomically, the newest two kept, independent of the number of ranks."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: whole epochs, batches of the next one, and the loss of these."""
+    """How far training is: finished epochs, and the batches, items and summed loss of the current one."""
 
     epoch: int = 0
     batch: int = 0
@@ -44,7 +44,7 @@ def save_checkpoint(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
 ) -> None:
-    """Write the state at ``position``, then drop all but the newest; every rank must call it, the first one writes."""
+    """Write the state at ``position`` and keep the newest two; every rank must call it, and the first one writes."""
     loss_state, optimizer_state = _whole_states(loss, optimizer, folder)
     if not dist.is_main():
         return
@@ -65,14 +65,14 @@ def save_checkpoint(
 
 def find_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, newest last."""
-    # By number: the names are padded to so many digits and may need more.
+    # By number: numbers may have more digits than the names are padded to.
     return sorted(folder.glob("epoch-*.pt"), key=lambda path: [int(digits) for digits in re.findall(r"\d+", path.stem)])
 
 
 def load_checkpoint(
     folder: Path, encoder: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler
 ) -> Position:
-    """Restore the newest state and return its position; the start if there is none."""
+    """Restore the newest checkpoint and return its position, or the start if there is none."""
     checkpoints = find_checkpoints(folder)
     if not checkpoints:
         return Position()
@@ -86,22 +86,22 @@ def load_checkpoint(
             scaler.load_state_dict(state["scaler"])
         torch.set_rng_state(state["random"])
         return Position(**state["position"])
-    except Exception as error:  # a state of another run makes each of these fail in its own way
-        raise UserError(f"{checkpoints[-1]}: not a state of this run ({first_line(error)})") from error
+    except Exception as error:  # the state of another run raises many types
+        raise UserError(f"{checkpoints[-1]}: not a checkpoint of this run ({first_line(error)})") from error
 
 
 def read_state(path: Path) -> State:
     """The state in a checkpoint file; nothing in it is executed."""
     try:
-        # torch does not verify the checksums of the archive: it would load a flipped bit as another number.
+        # torch does not verify the checksums of the archive, so it would load a flipped bit.
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         if damaged is not None:
             raise ValueError(f"wrong checksum of {damaged}")
-        # Ranks on one machine share what they map, and read only their own rows.
+        # Ranks on one machine share the mapped file and read only their own rows.
         several = dist.world_size() > 1
         state: State = torch.load(path, map_location="cpu", weights_only=True, mmap=several)
-    except Exception as error:  # damaged archives raise whatever their reader meets first
+    except Exception as error:  # damaged archives raise many types
         raise UserError(
             f"{path}: not a readable checkpoint ({first_line(error)}). Move it away to resume from the one before."
         ) from None
@@ -115,15 +115,15 @@ def _write(state: State, path: Path) -> None:
         try:
             torch.save(state, file)
         except RuntimeError as error:
-            # torch says "unexpected pos 64 vs 0" where the operating system said that the disk is full.
+            # torch replaces "no space left on device" by "unexpected pos 64 vs 0".
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
 
-# Losses that split their classes over ranks: states are whole in files, so that a run continues on any number of ranks.
+# For losses that split their classes over ranks: files contain all rows, so a run resumes on any number of ranks.
 
 
 def _whole_states(loss: Loss, optimizer: torch.optim.Optimizer, folder: Path) -> tuple[State, State]:
-    """States of loss and optimiser with the rows of all ranks, on the first one; every rank must ask."""
+    """States of loss and optimiser with the rows of all ranks, on the first one; every rank must call it."""
     states = loss.state_dict(), optimizer.state_dict()
     with naming_file(folder):
         return _with_rows(loss, optimizer, states, lambda rows: dist.rows_on_main(rows, folder))
@@ -137,14 +137,14 @@ def _own_states(
     if shard is None or dist.world_size() == 1:
         return loss_state, optimizer_state
     classes = slice(shard.classes.start, shard.classes.stop)
-    # Cloned, so that nothing refers to the whole, which is a mapped file.
+    # Cloned, so that nothing refers to the mapped file.
     return _with_rows(loss, optimizer, (loss_state, optimizer_state), lambda rows: rows[classes].clone())
 
 
 def _with_rows(
     loss: Loss, optimizer: torch.optim.Optimizer, states: tuple[State, State], change: Callable[[Tensor], Tensor]
 ) -> tuple[State, State]:
-    """``states`` with every tensor changed that has a row per class: the centres, and Adam's moments of them."""
+    """``states`` with ``change`` applied to tensors with a row per class: the centres and their Adam moments."""
     shard = loss.shard
     if shard is None:
         return states

@@ -1,10 +1,9 @@
-"""Held-out training classes decide where a head starts and how far training takes it.
+"""Choosing the initial head, and how far to train it, on held-out training classes.
 
-All of it concerns a linear head on features that do not change: cached features of a frozen backbone, given vectors,
-or TF-IDF projections of texts. Test classes never take part. `choose_start` compares closed-form heads by
-cross-validation over the training classes. `choose_share` trains on part of them, watches the others, and finds the
-epoch, and the share of the way from the start to the end of training (WiSE-FT, Wortsman et al., CVPR 2022), that
-retrieve their items best.
+This is for a linear head on features that do not change: cached features of a frozen backbone, given vectors, or TF-IDF
+projections of texts. Test classes are never used. `choose_start` compares closed-form heads by cross-validation over
+the training classes. `choose_share` evaluates heads that were trained on some of these classes on the others, for each
+epoch and share of the way from the start to the end of training (WiSE-FT, Wortsman et al., CVPR 2022).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +15,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from softtriple.metrics import Report, evaluate
+from softtriple.metrics import evaluate
 from softtriple.models.heads import Head, Start, column_scale, principal_components, within_class_spread
 
-# With fewer training classes, half of them are too few to be searched by themselves: they search all training items.
+# With fewer training classes, held-out items are searched among all training items, not only among themselves.
 FEW_CLASSES = 20
 SHARES = (0.25, 0.5, 0.75, 1.0)
-# The principal components of more features would take longer than the training that follows.
+# Computing the principal components of more features would take longer than training.
 MOST_CUT_FEATURES = 1024
 
 IMAGE_STARTS = (Start(0.5, 0.3), Start(0.5, 0.1), Start(0.5, 0.6), Start(1.0, 0.3), Start(1.0, 0.6), Start(0.0, 0.0))
@@ -56,7 +55,7 @@ class Trial(NamedTuple):
 
     @property
     def score(self) -> float:
-        """What candidates are compared by: the mean of Recall@1 and MAP@R."""
+        """The mean of Recall@1 and MAP@R, by which candidates are compared."""
         return (self.recall + self.map_at_r) / 2
 
     def not_below(self, other: "Trial") -> bool:
@@ -73,10 +72,10 @@ def choose_start(
 ) -> Start:
     """The closed-form head that retrieves held-out items best, by cross-validation over ``splits`` of the rows.
 
-    The default of these is `class_splits`. Each is judged as an embedding of ``dim`` numbers, if up to 1024 features
-    are cut to fewer, else in the whole width of the features. A start whose Recall@1 or MAP@R falls below that of the
-    plain features is not taken; if all do, the plain features are. Among starts whose difference is within the spread
-    over splits, the first in ``starts`` is taken.
+    ``splits`` are `class_splits` by default. Embeddings are compared at width ``dim`` if there are at most 1024
+    features, else at the width of the features. A start with a lower Recall@1 or MAP@R than the plain features is
+    rejected; if all are, the plain features are used. Among starts that differ by less than the standard error over
+    splits, the first in ``starts`` is chosen.
     """
     cut = dim is not None and dim < features.shape[1] <= MOST_CUT_FEATURES
     trials: dict[Start, list[Trial]] = {start: [] for start in (*starts, IDENTITY)}
@@ -115,13 +114,13 @@ class Choice(NamedTuple):
 def choose_share(
     start: Head, ends: Mapping[int, Head], features: Tensor, labels: Labels, widths: Sequence[int]
 ) -> dict[tuple[int, float], Trial]:
-    """What each epoch and share gains over the start on held-out items, in the mean over ``widths`` of the embedding.
+    """The gain of each epoch and share over the start on held-out items, averaged over ``widths`` of the embedding.
 
-    ``ends`` are the heads after some epochs.
+    ``ends`` are the heads after some epochs, by epoch.
     """
 
     def retrieval(head: Head) -> Trial:
-        vectors = _project(head, features)
+        vectors = F.linear(features.float(), head[0].float(), head[1].float())
         return _mean([try_retrieval(vectors[:, :width], labels, np.arange(len(labels))) for width in widths])
 
     before = retrieval(start)
@@ -136,7 +135,7 @@ def choose_share(
 def best_choice(splits: Sequence[dict[tuple[int, float], Trial]]) -> Choice:
     """The epoch and share with the best mean gain over ``splits``, if it helps in each of them; else no training.
 
-    Neither Recall@1 nor MAP@R may fall in the mean. With few classes one split often promises what another denies.
+    Neither Recall@1 nor MAP@R may fall in the mean. With few classes, splits often disagree.
     """
     means = {key: _mean([gains[key] for gains in splits]) for key in splits[0]}
     safe = [
@@ -157,9 +156,9 @@ def interpolate(start: Head, end: Head, share: float) -> Head:
 def class_splits(labels: Labels) -> list[Division]:
     """Rows to train on and rows held out, for four divisions of the classes into halves.
 
-    Half of the classes, as many as are unseen in the test. Two divisions cut the order of names in the middle, as data
-    are split by default: neighbours in that order have much in common, so the other half is another domain. The other
-    two take every second class.
+    Half of the classes are held out, as by default for the test. Two divisions cut the classes in the middle of their
+    order, also as for the test: neighbours in that order have much in common, so the other half is another domain. The
+    other two hold out every second class.
     """
     classes = np.unique(labels)
     first = np.arange(len(classes)) < len(classes) // 2
@@ -169,7 +168,7 @@ def class_splits(labels: Labels) -> list[Division]:
 
 
 def instance_splits(labels: Labels) -> list[Division]:
-    """The same for data whose test items are of the classes trained on: half of the items of each class."""
+    """Like `class_splits`, but halves the items of each class, for data whose test items have training classes."""
     order = np.argsort(labels, kind="stable")
     place = np.empty(len(labels), dtype=np.int64)
     place[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
@@ -181,9 +180,9 @@ def try_retrieval(vectors: Float[Tensor, "items dim"], labels: Labels, rows: np.
     """How well the items of ``rows`` are retrieved: among themselves, or among all items if their classes are few."""
     few = len(np.unique(labels[rows])) < FEW_CLASSES // 2
     chosen = np.arange(len(labels)) if few else rows
-    report = _measure(vectors[chosen], labels[chosen])
-    if report is None:
+    if np.bincount(labels[chosen]).max(initial=0) < 2:
         return Trial(0.0, 0.0)
+    report = evaluate(vectors[chosen], torch.from_numpy(labels[chosen]), recall_at=(1,), kmeans_restarts=0, bootstrap=0)
     wanted = {str(label) for label in np.unique(labels[rows])}
     results = [result for name, result in report.per_class.items() if name in wanted]
     queries = sum(result.queries for result in results)
@@ -195,16 +194,5 @@ def try_retrieval(vectors: Float[Tensor, "items dim"], labels: Labels, rows: np.
     )
 
 
-def _measure(vectors: Tensor, labels: Labels) -> Report | None:
-    if np.bincount(labels).max(initial=0) < 2:
-        return None
-    return evaluate(vectors, torch.from_numpy(labels), recall_at=(1,), kmeans_restarts=0, bootstrap=0)
-
-
 def _mean(trials: Sequence[Trial]) -> Trial:
     return Trial(*(float(np.mean(column)) for column in zip(*trials, strict=True)))
-
-
-def _project(head: Head, features: Tensor) -> Tensor:
-    weight, bias = head
-    return F.linear(features.float(), weight.float(), bias.float())

@@ -14,10 +14,10 @@ from softtriple.training.directory import RunDir
 
 @dataclass(frozen=True)
 class Compared:
-    """Reports by run, the differences of each but the first to the first, and what limits their comparison."""
+    """Reports by run, the differences of the others from the first, and notes on what limits the comparison."""
 
     reports: dict[str, Report]
-    differences: dict[str, dict[str, Difference]]  # none for a run on other test items
+    differences: dict[str, dict[str, Difference]]  # without runs on other test items
     notes: tuple[str, ...]
 
     def to_table(self) -> dict[str, Any]:
@@ -25,8 +25,8 @@ class Compared:
         return {
             "runs": {name: json.loads(report.to_json()) for name, report in self.reports.items()},
             "differences": {
-                name: {metric: difference._asdict() for metric, difference in found.items()}
-                for name, found in self.differences.items()
+                name: {metric: difference._asdict() for metric, difference in by_metric.items()}
+                for name, by_metric in self.differences.items()
             },
             "notes": list(self.notes),
         }
@@ -39,8 +39,8 @@ def compare_runs(paths: Sequence[Path]) -> Compared:
         raise UserError("a run is named twice; expected different runs to compare")
     directories = [RunDir(path) for path in paths]
     for directory in directories:
-        directory.read_config()  # the message for a folder that is no run
-    reports = {name: run.read_report("report.json") for name, run in zip(names, directories, strict=True)}
+        directory.read_config()  # UserError unless it is a run
+    reports = {name: run.read_report(run.report_file) for name, run in zip(names, directories, strict=True)}
     first, *others = names
     data = {name: run.read_data() for name, run in zip(names, directories, strict=True)}
     differences: dict[str, dict[str, Difference]] = {}
@@ -54,6 +54,6 @@ def compare_runs(paths: Sequence[Path]) -> Compared:
             )
             continue
         if None not in (data[name], data[first]) and data[name] != data[first]:
-            notes.append(f"{name} and {first} have data that differ, in items or files: the pairing is by class alone")
+            notes.append(f"{name} and {first} have different data (items or files) and are paired by class only")
     notes += [f"{name}: the data set lacked some of its items" for name in names if reports[name].incomplete]
     return Compared(reports, differences, tuple(notes))

@@ -6,20 +6,20 @@ import torch
 
 from softtriple.config import Config, with_values
 from softtriple.data import absolute_spec
+from softtriple.data.sources.table import SUFFIXES
 from softtriple.errors import UserError
 from softtriple.losses import Loss
 from softtriple.training.directory import RunDir
-from softtriple.training.loading import TABLES
 from softtriple.training.run import Run
 
-# What the weights fit only as they are.
+# Settings that cannot change, because the weights would not fit.
 FIXED = ("backbone", "dim", "pooling", "layer_norm", "hidden")
 
 
 def continued_config(start: str | Path, data: object) -> Config:
-    """The configuration of the run ``start``, to train on ``data``; its schedule begins anew."""
+    """The configuration of the run ``start`` for training on ``data``, with a new schedule."""
     directory = RunDir(Path(start).absolute())
-    config = directory.read_config()
+    config = directory.with_own_lists(directory.read_config())
     values = {
         "train.start": str(directory.path),
         "train.minutes": None,
@@ -27,15 +27,16 @@ def continued_config(start: str | Path, data: object) -> Config:
         "train.stop_after": "auto",
         "train.interpolate": 1.0,
     }
-    if not isinstance(data, str) or absolute_spec(data) != config.dataset:  # the split is that of the other data
-        values |= {"data.split": None, "data.test_share": None, "data.on_error": "stop", "data.labels": None}
-        if not isinstance(data, str) or Path(data).suffix not in TABLES:
+    if not isinstance(data, str) or absolute_spec(data) != config.dataset:  # other data: only the columns still apply
+        values |= {"data.split": None, "data.test_share": None, "data.on_error": "stop"}
+        values |= {"data.exclude": None, "data.labels": None}
+        if not isinstance(data, str) or Path(data).suffix not in SUFFIXES:
             values |= {"data.path": None, "data.text": None, "data.label": None}
     return with_values(config, values)
 
 
 def check_start(config: Config) -> None:
-    """UserError unless there is a finished run to start from, whose weights fit the configuration."""
+    """UserError unless the run to start from, if any, is finished and its weights fit the configuration."""
     start = config.train.start
     if start is None:
         return
@@ -56,7 +57,7 @@ def check_start(config: Config) -> None:
 
 @torch.no_grad()
 def keep_centers(loss: Loss, class_names: tuple[str, ...], start: str) -> int:
-    """Give the classes of ``loss`` that the run ``start`` knows by name its centres; returns how many those are."""
+    """Copy the centres of classes that the run ``start`` has too, by name, to ``loss``; returns their number."""
     run = Run.load(start)
     known, part = run.centers(), loss.shard
     centers = loss.centers if part is None else part.centers

@@ -1,25 +1,4 @@
-"""A run directory: the files a training run leaves behind, and the rule that none of them is lost.
-
-config.toml           the resolved configuration
-log.jsonl             a line per epoch
-checkpoints/          the two newest states, each written completely or not at all
-encoder/              all that inference needs
-centers.safetensors   the parameters of the loss
-added.safetensors     the centres of classes that were added after training, if any were
-baseline.json         the evaluation of untrained embeddings
-trials.json           what held-out training classes gained in trials, if they decided how long to train
-prefixes.json         the evaluations of shorter embeddings, if several widths were trained
-data.json             a fingerprint of the data
-skipped.txt           what was left out of the data, if anything was
-tracking.json         by which names trackers know the run, if it has any
-exclude.csv           the items left out, if any: a copy of the list, which may change
-labels.csv            the corrected labels, if any were given
-report.json           the evaluation, for programs
-report.html           the same and more, for people
-README.md             the model card
-calibration.json      the threshold for "none of these", and probabilities of scores
-calibration.svg       the figure of it
-"""
+"""A run directory: the files that training writes, and the rule that none of them is lost."""
 
 import dataclasses
 import json
@@ -44,110 +23,48 @@ from softtriple.models.weights import check_fit, read_shapes, read_tensors, writ
 from softtriple.training.checkpoint import Position
 
 
+class _Entry:
+    """A file or folder of a run directory, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, directory: "RunDir", owner: type["RunDir"]) -> Path:
+        return directory.path / self._name
+
+
 @dataclass(frozen=True)
 class RunDir:
     """The files of one run."""
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        """The resolved configuration."""
-        return self.path / "config.toml"
-
-    @property
-    def log_file(self) -> Path:
-        """One JSON object a line."""
-        return self.path / "log.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the newest states."""
-        return self.path / "checkpoints"
-
-    @property
-    def encoder(self) -> Path:
-        """Folder of the trained encoder."""
-        return self.path / "encoder"
-
-    @property
-    def centers_file(self) -> Path:
-        """The centres of the loss, where it has any."""
-        return self.path / "centers.safetensors"
-
-    @property
-    def added_file(self) -> Path:
-        """The centres of classes that were added after training."""
-        return self.path / "added.safetensors"
-
-    @property
-    def report_file(self) -> Path:
-        """The evaluation as JSON."""
-        return self.path / "report.json"
-
-    @property
-    def baseline_file(self) -> Path:
-        """The evaluation of untrained embeddings as JSON."""
-        return self.path / "baseline.json"
-
-    @property
-    def prefixes_file(self) -> Path:
-        """The evaluations of the beginnings of the embeddings as JSON."""
-        return self.path / "prefixes.json"
-
-    @property
-    def data_file(self) -> Path:
-        """A fingerprint of the data."""
-        return self.path / "data.json"
-
-    @property
-    def skipped_file(self) -> Path:
-        """Items of the data that were left out, with the reason, one a line."""
-        return self.path / "skipped.txt"
-
-    @property
-    def tracking_file(self) -> Path:
-        """By which names trackers know the run."""
-        return self.path / "tracking.json"
-
-    @property
-    def exclude_file(self) -> Path:
-        """The items left out, as they were listed when the run started."""
-        return self.path / "exclude.csv"
-
-    @property
-    def labels_file(self) -> Path:
-        """Copy of the corrected labels."""
-        return self.path / "labels.csv"
-
-    @property
-    def page_file(self) -> Path:
-        """The evaluation as a page."""
-        return self.path / "report.html"
-
-    @property
-    def card_file(self) -> Path:
-        """The model card."""
-        return self.path / "README.md"
-
-    @property
-    def calibration_file(self) -> Path:
-        """The calibration as JSON."""
-        return self.path / "calibration.json"
-
-    @property
-    def calibration_figure(self) -> Path:
-        """The calibration as a figure."""
-        return self.path / "calibration.svg"
-
-    @property
-    def _lock_file(self) -> Path:
-        return self.path / ".lock"
+    config_file = _Entry("config.toml")  # the resolved configuration
+    log_file = _Entry("log.jsonl")  # a JSON object per line
+    checkpoints = _Entry("checkpoints")  # the two newest states, each written completely or not at all
+    encoder = _Entry("encoder")  # everything that inference needs
+    centers_file = _Entry("centers.safetensors")  # the parameters of the loss, if it has any
+    added_file = _Entry("added.safetensors")  # the centres of classes added after training
+    report_file = _Entry("report.json")  # the evaluation on the test classes
+    validation_file = _Entry("validation.json")  # the evaluation on held-out training classes
+    baseline_file = _Entry("baseline.json")  # the evaluations of untrained embeddings
+    prefixes_file = _Entry("prefixes.json")  # the evaluations of truncated embeddings
+    trials_file = _Entry("trials.json")  # the gains on held-out training classes that decided how long to train
+    calibration_file = _Entry("calibration.json")  # the threshold for "none of these", and probabilities of scores
+    calibration_figure = _Entry("calibration.svg")
+    page_file = _Entry("report.html")
+    card_file = _Entry("README.md")  # the model card
+    data_file = _Entry("data.json")  # name and fingerprint of the data
+    skipped_file = _Entry("skipped.txt")  # items that were left out of the data, with the reason
+    exclude_file = _Entry("exclude.csv")  # copies of the lists that the run started with: the originals may change
+    labels_file = _Entry("labels.csv")
+    tracking_file = _Entry("tracking.json")  # ids of the run in MLflow and Weights & Biases
+    _lock_file = _Entry(".lock")
 
     @property
     def _written_at_start(self) -> tuple[Path, ...]:
-        files = (self.config_file, self.data_file, self.skipped_file, self.baseline_file)
-        return *files, self.exclude_file, self.labels_file, self.tracking_file
+        lists = (self.exclude_file, self.labels_file, self.skipped_file)
+        return self.config_file, self.data_file, *lists, self.baseline_file, self.trials_file, self.tracking_file
 
     def read_config(self) -> Config:
         """The configuration the run was made with."""
@@ -157,20 +74,20 @@ class RunDir:
 
     @contextmanager
     def opened(self, *, resume: bool) -> Iterator[None]:
-        """Take the directory for this process: a new one, or with ``resume`` that of an earlier start.
+        """Lock the directory for this process, to start a run or, with ``resume``, to continue one.
 
-        A start that failed before it had learned anything leaves nothing to lose: its directory counts as new.
+        A directory in which training stopped before the first checkpoint counts as new.
         """
         self.check(resume=resume)
         try:
             try:
                 self.path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:  # a file system that takes no folders, or is read-only
+            except OSError as error:  # for example a read-only file system
                 raise UserError(f"{self.path}: cannot be created ({error.strerror}). Choose another --out.") from error
             with filelock.FileLock(self._lock_file, timeout=0):
                 remove_partial(self.path)
                 if not resume:
-                    self.check(resume=False)  # again: whoever held the lock may have got somewhere
+                    self.check(resume=False)  # again: the previous owner of the lock may have written a checkpoint
                     for file in self._written_at_start:
                         file.unlink(missing_ok=True)
                 self.checkpoints.mkdir(exist_ok=True)
@@ -179,32 +96,40 @@ class RunDir:
             raise UserError(f"{self.path}: another process is training in this directory") from None
 
     def check(self, *, resume: bool) -> None:
-        """UserError unless a run can be written here: the folder is new (or ``resume``), and it is writable."""
-        found = set(self.path.iterdir()) if self.path.is_dir() else set()
-        only_started = {self._lock_file} <= found <= {self._lock_file, self.checkpoints, *self._written_at_start}
-        if not resume and found and not (only_started and not any(self.checkpoints.glob("*"))):
-            raise UserError(f"{self.path} already exists. Use --resume to continue it, or choose another --out.")
+        """UserError unless the folder is writable, and new or, with ``resume``, that of a run.
+
+        An empty folder is both: a run may have been stopped before it wrote anything.
+        """
         parent = next(folder for folder in (self.path, *self.path.absolute().parents) if folder.exists())
         if not parent.is_dir():
             raise UserError(f"{parent} is a file, not a folder. Choose another --out.")
+        if resume and parent != self.path:
+            raise UserError(f"{self.path} does not exist: there is no run to continue. Leave out --resume to start it.")
+        entries = set(self.path.iterdir()) if parent == self.path else set()
+        if resume and entries and not entries & {self._lock_file, self.config_file}:
+            raise UserError(f"{self.path} is not a run directory: config.toml is missing. Choose another --out.")
+        started = {self._lock_file, self.checkpoints, *self._written_at_start}
+        is_new = self._lock_file in entries and entries <= started and not any(self.checkpoints.glob("*"))
+        if not resume and entries and not is_new:
+            raise UserError(f"{self.path} already exists. Use --resume to continue it, or choose another --out.")
         if not os.access(parent, os.W_OK | os.X_OK):
             raise UserError(f"{self.path}: no permission to write to {parent}. Choose another --out.")
 
     def resume_config(self, config: Config) -> Config:
-        """``config`` with what an earlier start of this run has resolved in the place of every "auto"."""
+        """``config`` with every "auto" replaced by the value that an earlier start of this run chose."""
         if not self.config_file.is_file():
             return config
         stored = self.read_config()
-        config = with_values(config, {"train.minutes": None})  # what the budget decided is stored
+        config = with_values(config, {"train.minutes": None})  # the stored values are what the budget decided
         resolved = with_values(config, _resolved(dataclasses.asdict(config), dataclasses.asdict(stored), ""))
         self._check_same(stored, resolved)
         return resolved
 
     def write_config(self, config: Config) -> None:
-        """Write the resolved configuration; a resumed run must have the same."""
+        """Write the resolved configuration; UserError if an earlier start of this run had another one."""
         if self.config_file.exists():
             stored = self.read_config()
-            if stored.train.interpolate == "auto":  # held-out classes may decide it after training
+            if stored.train.interpolate == "auto":  # chosen on held-out classes after training
                 stored = with_values(stored, {"train.interpolate": config.train.interpolate})
             self._check_same(stored, config)
         write_text(self.config_file, f"format = {FORMAT}\n{write_config(config)}")
@@ -216,7 +141,7 @@ class RunDir:
         return with_values(config, {f"data.{name}": str(file.absolute()) for name, file in used.items()})
 
     def write_data(self, benchmark: Benchmark, exclude: str | None = None, labels: str | None = None) -> None:
-        """Record a fingerprint of the data, copies of the two lists, and every item left out."""
+        """Record the fingerprint of the data, copies of the two lists, and the items that were left out."""
         if exclude is not None and not self.exclude_file.is_file():
             write_text(self.exclude_file, absolute_list(Path(exclude)))
         if labels is not None and not self.labels_file.is_file():
@@ -231,10 +156,9 @@ class RunDir:
         if not self.data_file.is_file():
             return None
         try:
-            found: str | None = json.loads(self.data_file.read_text(encoding="utf-8"))["fingerprint"]
+            return str(json.loads(self.data_file.read_text(encoding="utf-8"))["fingerprint"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.data_file}: no fingerprint of the data ({error})") from None
-        return found
 
     def check_data(self, benchmark: Benchmark) -> None:
         """UserError if an earlier start of this run had other data."""
@@ -256,7 +180,7 @@ class RunDir:
         write_text(file, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
 
     def read_reports(self, file: Path) -> dict[str, Report]:
-        """The reports in ``file`` by name; none if there is no such file, as in runs of version 0.1."""
+        """The reports in ``file`` by name; empty if there is no such file, as in runs of version 0.1."""
         if not file.is_file():
             return {}
         try:
@@ -266,24 +190,24 @@ class RunDir:
             raise UserError(f"{file}: {error}") from error
 
     def restore_encoder(self, encoder: Encoder) -> None:
-        """Give ``encoder``, which has the architecture of the run's, the weights of the run."""
+        """Load the weights of the run into ``encoder``, which must have the same architecture."""
         file = self.encoder / "model.safetensors"
         check_fit(encoder, read_shapes(file), str(file))
         encoder.load_state_dict(read_tensors(file))
 
     def write_loss(self, loss: Loss) -> None:
-        """Write what ``loss`` has learned."""
+        """Write the parameters of ``loss``."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in loss.state_dict().items()}
         if tensors:
             with atomic_write(self.centers_file) as temporary:
                 write_tensors(temporary, tensors)
 
     def restore_loss(self, loss: Loss) -> Loss:
-        """``loss`` with the parameters that training left here."""
+        """``loss`` with the parameters of the run."""
         file = self.centers_file
         if not file.is_file():
             if loss.state_dict():
-                raise UserError(f"{file} is missing, and with it what the loss of this run has learned")
+                raise UserError(f"{file} is missing: it contains what the loss of this run has learned")
             return loss
         check_fit(loss, read_shapes(file), str(file))
         state = read_tensors(file)
@@ -319,18 +243,17 @@ class RunDir:
         """The log entries of whole epochs."""
         return [entry for entry in self.read_log() if "batch" not in entry]
 
-    def read_report(self, name: str) -> Report:
-        """The report in the file ``name`` of the run."""
-        file = self.path / name
+    def read_report(self, file: Path) -> Report:
+        """The report in ``file``; UserError if the run is not finished."""
         if not file.is_file():
-            raise UserError(f"{self.path}: there is no {name}; the run is not finished. Continue it with --resume.")
+            raise UserError(f"{file} is missing: the run is not finished. Continue it with --resume.")
         try:
             return Report.from_json(file.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{file}: {error}") from error
 
     def forget_log_after(self, position: Position) -> None:
-        """Drop the entries that a resumed run will write again, and a line that a crash cut short."""
+        """Drop the entries that a resumed run will write again, and a line truncated by a crash."""
         if not self.log_file.exists():
             return
         kept = []
@@ -342,7 +265,7 @@ class RunDir:
         write_text(self.log_file, "".join(kept))
 
     def _log_lines(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The lines of the log that are entries; one that a crash cut short, or that was damaged, is none."""
+        """The lines of the log and their entries, without lines that are truncated or damaged."""
         if not self.log_file.exists():
             return
         for line in self.log_file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -356,9 +279,10 @@ def differences(before: Config, after: Config) -> list[tuple[str, Any, Any]]:
     return _differences(dataclasses.asdict(before), dataclasses.asdict(after), "")
 
 
-def _resolved(asked: dict[str, Any], stored: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _resolved(config: dict[str, Any], stored: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The stored value of each setting that is "auto" in ``config``, by dotted name."""
     values: dict[str, Any] = {}
-    for key, value in asked.items():
+    for key, value in config.items():
         if isinstance(value, dict):
             values |= _resolved(value, stored.get(key, {}), f"{prefix}{key}.")
         elif value == "auto" and key in stored:
@@ -382,6 +306,7 @@ def _entry(line: str) -> dict[str, Any] | None:
         entry = json.loads(line)
     except (json.JSONDecodeError, RecursionError):
         return None
-    numbers = {"epoch": int, "batch": int, "loss": float}
-    found = {"batch": 0, **entry} if isinstance(entry, dict) else {}
-    return entry if all(type(found.get(name)) is kind for name, kind in numbers.items()) else None
+    if not isinstance(entry, dict):
+        return None
+    types = type(entry.get("epoch")), type(entry.get("batch", 0)), type(entry.get("loss"))
+    return entry if types == (int, int, float) else None

@@ -12,11 +12,7 @@ from torch import Tensor, nn
 
 from softtriple import dist
 from softtriple.config import Config
-from softtriple.data import (
-    Benchmark,
-    Split,
-    contiguous_labels,
-)
+from softtriple.data import Benchmark, Split, contiguous_labels
 from softtriple.data.benchmark import OnError
 from softtriple.errors import UserError
 from softtriple.losses import Loss, as_loss
@@ -33,7 +29,7 @@ from softtriple.training.auto import CUSTOM
 from softtriple.training.building import build_configured_loss, training_feeds
 from softtriple.training.calibrating import calibration_split, embed_unseen, gallery_size, too_few, unseen_embeddings
 from softtriple.training.directory import RunDir
-from softtriple.training.loading import QUIET, advising_to_skip, as_benchmark, divide, load_data, read_alike
+from softtriple.training.loading import QUIET, advising_to_skip, divide, load_data, read_alike
 from softtriple.training.measure import check_vector_file, embed_split, evaluate_benchmark, write_embeddings
 
 
@@ -69,12 +65,12 @@ class Run:
         self.config, self.encoder, self.validation, self.log = config, encoder, validation, tuple(log)
         self.directory, self._reporter = directory, reporter
         self._report, self._baselines, self._loss, self._benchmark = report, baselines, loss, benchmark
-        self._added: adding.Centers = {}  # classes without training, which are the last of ``encoder.class_names``
+        self._added: adding.Centers = {}  # classes added after training: the last of ``encoder.class_names``
         self._prefixes = prefixes
         if calibration is not None or directory is None:
-            self.calibration = calibration  # else read when first asked for
+            self.calibration = calibration  # else read on first access
         if test_embeddings is not None:
-            self.test_embeddings = test_embeddings  # else embedded when first asked for
+            self.test_embeddings = test_embeddings  # else computed on first access
 
     @classmethod
     def load(
@@ -86,10 +82,10 @@ class Run:
         trust: bool = False,
         reporter: Reporter = QUIET,
     ) -> "Run":
-        """The run in the directory ``path``; ``backbone`` and ``loss`` are needed if it was trained with your own.
+        """The run in the directory ``path``; pass ``backbone`` and ``loss`` if it was trained with modules of your own.
 
-        Nothing in the directory is executed, and no file outside it is opened. ``trust`` allows an encoder that does
-        not hold its own architecture to be built by the name it gives, from a folder or a hub.
+        Nothing in the directory is executed, and no file outside it is opened. ``trust`` allows an encoder without its
+        own architecture to be built by name, from a folder or a hub.
         """
         directory = RunDir(Path(path))
         config = directory.read_config()
@@ -98,8 +94,8 @@ class Run:
         if loss is not None:
             run._loss = directory.restore_loss(as_loss(loss, len(encoder.class_names), encoder.dim))
         run._name_added(adding.read_added(directory, encoder.dim))
-        if (directory.path / "validation.json").is_file():
-            run.validation = directory.read_report("validation.json")
+        if directory.validation_file.is_file():
+            run.validation = directory.read_report(directory.validation_file)
         return run
 
     @property
@@ -107,12 +103,12 @@ class Run:
         """The evaluation on the test classes."""
         if self._report is None:
             assert self.directory is not None
-            self._report = self.directory.read_report("report.json")
+            self._report = self.directory.read_report(self.directory.report_file)
         return self._report
 
     @property
     def baselines(self) -> Mapping[str, Report]:
-        """Evaluations of untrained embeddings on the same items, by what they are; the one to beat first."""
+        """Evaluations of untrained embeddings on the same items by name; the first is the one to beat."""
         if self._baselines is None:
             self._baselines = (
                 {} if self.directory is None else self.directory.read_reports(self.directory.baseline_file)
@@ -121,7 +117,7 @@ class Run:
 
     @property
     def prefixes(self) -> Mapping[int, Report]:
-        """Evaluations of the beginnings of the embeddings by width, if several were trained (``model.dims``)."""
+        """Evaluations of truncated embeddings by width, if several widths were trained (``model.dims``)."""
         if self._prefixes is None:
             stored = {} if self.directory is None else self.directory.read_reports(self.directory.prefixes_file)
             self._prefixes = {int(width): report for width, report in stored.items() if width.isdecimal()}
@@ -134,13 +130,13 @@ class Run:
 
     @cached_property
     def calibration(self) -> Calibration | None:
-        """The threshold and probabilities that `search` answers with; None before `calibrate`."""
+        """The threshold and the probabilities that `search` uses; None if the run is not calibrated."""
         assert self.directory is not None
         return self.directory.read_calibration()
 
     @property
     def loss(self) -> Loss:
-        """The loss with the centres it has learned."""
+        """The trained loss, with its centres."""
         if self._loss is None:
             assert self.directory is not None
             name = self.config.loss.name
@@ -149,7 +145,7 @@ class Run:
                     f"{self.directory.path} was trained with a loss of your own ({name.removeprefix(CUSTOM)}). "
                     "Pass it again: Run.load(path, loss=your_loss)"
                 )
-            with torch.device("meta"):  # takes no memory, whatever sizes the files claim
+            with torch.device("meta"):  # takes no memory, even if the files state huge sizes
                 described = build_configured_loss(self.config, self._num_trained)
             self._loss = self.directory.restore_loss(described)
         if len(self.encoder.class_names) > self._loss.num_classes:
@@ -160,13 +156,13 @@ class Run:
         """The data of the run: as passed to training, or loaded again from where they were."""
         if self._benchmark is None:
             if not self.config.dataset:
-                raise UserError("this run was trained on data in memory, which only the caller can pass again")
+                raise UserError("this run was trained on data in memory; pass them as an argument")
             self._benchmark = load_data(self._own_lists(self.config), self._reporter)
         return self._benchmark
 
     @cached_property
     def training_split(self) -> Split:
-        """The items trained on; labels number ``encoder.class_names``."""
+        """The training items; labels index ``encoder.class_names``."""
         train = self.benchmark().train
         rows, _ = divide(train, self.config)
         return replace(train.take(rows), labels=contiguous_labels(train.labels[rows])[0])
@@ -181,12 +177,12 @@ class Run:
         return embed_split(self.encoder, self._feeds, split, class_names, self._reporter)
 
     def features(self, split: Split) -> Tensor:
-        """What the backbone gives the head, for the items of ``split``."""
+        """The input of the head for the items of ``split``."""
         return self.encoder.head_input(feature_rows(self.encoder, self._feeds.evaluation(split)))
 
     def evaluate(self, data: "Benchmark | str | Config | None" = None) -> Report:
         """The report on the test classes of the run's data, or of other ``data``."""
-        benchmark = self.benchmark() if data is None else as_benchmark(data, self._reporter)
+        benchmark = self._load(data)
         test = self.embed_split(benchmark.test, benchmark.class_names)
         gallery = None if benchmark.gallery is None else self.embed_split(benchmark.gallery, benchmark.class_names)
         names, seed = self.encoder.class_names, self.config.train.seed
@@ -195,9 +191,9 @@ class Run:
     def data_config(
         self, data: str, settings: Sequence[str] = (), *, on_error: OnError | None = None, whole: bool = False
     ) -> Config:
-        """How to read ``data``: as the run read its own if it is the same source, with the run's columns if another.
+        """How to read ``data``: with the run's settings if it is the same source, else with its columns only.
 
-        ``whole`` asks for all items of another source, without a split into train and test.
+        ``whole`` loads all items of another source, without a split into train and test.
         """
         return self._own_lists(read_alike(self.config, data, settings, on_error=on_error, whole=whole))
 
@@ -225,7 +221,7 @@ class Run:
     ) -> catalog.Indexed:
         """Embed the items of ``data`` and put them into the store at the URI ``store``, which is created if missing.
 
-        With ``add_classes``, classes that were not trained on get centres too, found among their embeddings.
+        With ``add_classes``, classes that were not trained on get centres too, computed from their embeddings.
         """
         if add_classes:
             adding.check_can_add(self.loss)
@@ -266,7 +262,7 @@ class Run:
             whole = self.test_embeddings if split is benchmark.test else self.embed_split(split, benchmark.class_names)
             unseen = unseen_embeddings(whole, self.encoder.class_names)
         else:
-            benchmark = as_benchmark(data, self._reporter)
+            benchmark = self._load(data, whole=True)
             source, unseen = benchmark.name, embed_unseen(benchmark, self.encoder.class_names, self.embed_split)
         if unseen is None:
             raise too_few(source)
@@ -299,26 +295,27 @@ class Run:
         rows = self.benchmark().test if any(map(catalog.is_row, queries)) else None
         with self._store(store) as opened:
             vectors = catalog.embed_queries(self.encoder, queries, rows)
-            found = catalog.search_store(opened, vectors, k=k, classes=classes, exact=exact)
+            results = catalog.search_store(opened, vectors, k=k, classes=classes, exact=exact)
             size = None if calibration is None else gallery_size(calibration, opened.classes(), classes)
         centers = None if self.directory and not self.directory.centers_file.is_file() else self.centers()
         decisions = nearest_centers(vectors, centers, self.encoder.class_names)
         return [
             make_answer(hits, size, decision, min_score=min_score, unknown=unknown or "flag")
-            for hits, decision in zip(found, decisions, strict=True)
+            for hits, decision in zip(results, decisions, strict=True)
         ]
 
     def same(self, a: Any, b: Any) -> SameClass:
         """Whether two items (image files, texts, ``row:N`` of the test items, images or vectors) have the same class.
 
-        It need not have been trained on. The probability is for pairs of which half have the same class.
+        The class need not be a training class. The probability is for pairs of which half have the same class.
         """
         if self.calibration is None:
             raise UserError("this run has no calibration to judge pairs by; make one: run.calibrate()")
         rows = self.benchmark().test if any(isinstance(item, str) and catalog.is_row(item) for item in (a, b)) else None
-        asked = ((item, isinstance(item, str)) for item in (a, b))
-        embed, encoder = catalog.embed_queries, self.encoder
-        first, second = (embed(encoder, [item], rows) if text else encoder.embed([item]) for item, text in asked)
+        first, second = (
+            catalog.embed_queries(self.encoder, [item], rows) if isinstance(item, str) else self.encoder.embed([item])
+            for item in (a, b)
+        )
         score = float(first[0] @ second[0])
         probability = self.calibration.pairs.probability(score)
         return SameClass(probability >= 0.5, probability, score)
@@ -335,6 +332,13 @@ class Run:
         centers = self.loss.centers
         return None if centers is None else centers.detach().float()
 
+    def _load(self, data: "Benchmark | str | Config | None", *, whole: bool = False) -> Benchmark:
+        """``data``, or the run's own; ``whole`` as in `data_config`."""
+        if data is None:
+            return self.benchmark()
+        data = self.data_config(data, whole=whole) if isinstance(data, str) else data
+        return data if isinstance(data, Benchmark) else load_data(data, self._reporter)
+
     def _own_lists(self, config: Config) -> Config:
         return config if self.directory is None else self.directory.with_own_lists(config)
 
@@ -346,18 +350,18 @@ class Run:
         return catalog.benchmark_entries(data, part)
 
     def _add_classes(self, entries: Sequence[catalog.Entries], store: Store) -> int:
-        """Give the classes of stored ``entries`` that were not trained on centres; returns how many there are."""
+        """Add centres for the classes of stored ``entries`` that were not trained on; returns their number."""
         trained = self.encoder.class_names[: self._num_trained]
         names, vectors = catalog.stored_vectors(entries, store, without=trained)
         if not names:
             return 0
-        found = adding.find_centers(adding.check_can_add(self.loss), torch.from_numpy(vectors), names)
-        added = dict(sorted({**self._added, **found}.items()))
+        new = adding.find_centers(adding.check_can_add(self.loss), torch.from_numpy(vectors), names)
+        added = dict(sorted({**self._added, **new}.items()))
         if self.directory is not None:
             adding.write_added(self.directory, added)
         self._loss = adding.extended(self.loss, self._num_trained, added)
         self._name_added(added)
-        return len(found)
+        return len(new)
 
     def _name_added(self, added: adding.Centers) -> None:
         self.encoder.class_names = (*self.encoder.class_names[: self._num_trained], *added)

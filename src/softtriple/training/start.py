@@ -1,4 +1,4 @@
-"""Where training starts, and what held-out training classes decide about it before the first step of the final run."""
+"""Initial head and centres, and the choices made on held-out training classes: start, length, interpolation."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -33,13 +33,13 @@ from softtriple.training.choose import (
 from softtriple.training.fit import fit
 from softtriple.training.loading import QUIET
 
-FEWEST_CLASSES = 4  # with fewer, half of them say nothing about the others
-LOOKS = 10  # at held-out classes during a trial
+FEWEST_CLASSES = 4  # of which half are held out; fewer are too few to choose by
+LOOKS = 10  # evaluations on held-out classes during a trial
 SPLITS = 2  # of the training classes, over which the gain of training is averaged
 
 
 def initialize_backbone(encoder: Encoder, train: Split) -> None:
-    """Make the built-in text network compute what TF-IDF on its n-grams does, before anything is trained."""
+    """Initialise the built-in text network so that it computes TF-IDF of its n-grams; others do not change."""
     if isinstance(train.items, Texts) and isinstance(encoder.preprocess, HashedNgrams):
         table = encoder.backbone.get_parameter("ngrams.weight")
         rows = encoder.preprocess(list(train.items.values))
@@ -59,21 +59,21 @@ def head_start(config: Config) -> Start:
 
 @dataclass(frozen=True, eq=False)
 class HeadProblem:
-    """A head to be trained on fixed features, with what it takes to try settings on part of the training items."""
+    """A head to train on fixed features, and what is needed to try settings on part of the training items."""
 
     encoder: Encoder
-    features: Tensor  # of the training items, as the head takes them
+    features: Tensor  # of the training items: the input of the head
     labels: np.ndarray  # their classes, from 0 without gaps
     training: Feed
-    splits: Sequence[Division]  # which training items stand for those of the test
+    splits: Sequence[Division]  # of the training items, for trials
     build_loss: Callable[[int], Loss]  # a fresh loss for a number of classes
     device: torch.device
-    widths: tuple[int, ...]  # of the beginnings of the embedding that held-out items are searched by
-    gains: list[dict[tuple[int, float], Trial]] = field(default_factory=list)  # in each trial, once there were any
+    widths: tuple[int, ...]  # to which embeddings are truncated in the evaluation of trials
+    gains: list[dict[tuple[int, float], Trial]] = field(default_factory=list)  # of each trial, added by `choose`
 
 
 def choose(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
-    """The configuration with the start of the head and the length of training decided, and said."""
+    """The configuration with the initial head and the length of training chosen; notes say how."""
     return _choose_length(_choose_start(config, problem, reporter), problem, reporter)
 
 
@@ -83,41 +83,28 @@ def _choose_start(config: Config, problem: HeadProblem, reporter: Reporter) -> C
         return config
     kinds = {"linear": VECTOR_STARTS, "text": TEXT_STARTS}
     starts = kinds.get(model.backbone, SENTENCE_STARTS if model.backbone.startswith("st:") else IMAGE_STARTS)
-    given = [model.head_power, model.head_shrinkage, model.head_center, model.head_standardize]
-    start = starts[0]
+    given = {name: value for name in Start._fields if (value := getattr(model, f"head_{name}")) != "auto"}
+    start, how = starts[0], "not chosen on held-out classes"
     # Closed-form heads need fewer classes to be compared than training does.
     enough = len(np.unique(labels)) >= FEWEST_CLASSES and np.bincount(labels).max() > 1
-    if config.train.choose != "off" and given == ["auto"] * 4 and enough:
+    if config.train.choose != "off" and not given and enough:
         start = choose_start(problem.features, labels, starts, problem.splits, problem.encoder.dim)
         how = "chosen on held-out training classes"
-    else:
-        how = "not chosen on held-out classes"
-    start = Start(
-        power=start.power if model.head_power == "auto" else model.head_power,
-        shrinkage=start.shrinkage if model.head_shrinkage == "auto" else model.head_shrinkage,
-        center=start.center if model.head_center == "auto" else model.head_center,
-        standardize=start.standardize if model.head_standardize == "auto" else model.head_standardize,
-    )
-    reporter.note(f"head starts from {_told(start)}, {how}")
-    model = replace(
-        model,
-        head_power=start.power,
-        head_shrinkage=start.shrinkage,
-        head_center=start.center,
-        head_standardize=start.standardize,
-    )
-    return replace(config, model=model)
+    start = start._replace(**given)
+    reporter.note(f"head starts from {_describe(start)}, {how}")
+    settings = {f"head_{name}": value for name, value in start._asdict().items()}
+    return replace(config, model=replace(model, **settings))
 
 
 def _choose_length(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
     train = config.train
     epochs = train.epochs
     assert epochs != "auto"
-    asked = train.choose != "off" and len(np.unique(problem.labels)) >= FEWEST_CLASSES
+    wanted = train.choose != "off" and len(np.unique(problem.labels)) >= FEWEST_CLASSES
     open_choices = train.stop_after == "auto" and train.interpolate == "auto"
     possible = trains_head_only(config) and not config.loss.name.startswith(CUSTOM) and epochs > 0
-    if asked and open_choices and possible:
-        with torch.random.fork_rng(devices=[]):  # the final run draws the same numbers as without the trials
+    if wanted and open_choices and possible:
+        with torch.random.fork_rng(devices=[]):  # the final run draws the same random numbers as without trials
             torch.manual_seed(train.seed)
             for rows, held_out in itertools.islice(problem.splits, SPLITS):
                 start, ends = _trial(config, problem, rows)
@@ -163,7 +150,7 @@ def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head
 
 @torch.no_grad()
 def initialize_centers(loss: Loss, encoder: Encoder, features: Tensor, labels: np.ndarray) -> None:
-    """Start the centres of ``loss`` where the embeddings of their classes are, with the head as it is now."""
+    """Initialise the centres of ``loss`` from the embeddings of their classes by the current head."""
     device = next((parameter.device for parameter in loss.parameters()), torch.device("cpu"))
     assert encoder.head is not None
     head = encoder.head
@@ -192,9 +179,9 @@ def choose_network_share(
     embed: Callable[[], Tensor],
     reporter: Reporter,
 ) -> Config:
-    """Move the trained layers to the share of the way from ``start`` that retrieves held-out classes best.
+    """Interpolate the trained layers between ``start`` and the end, where held-out classes are retrieved best.
 
-    ``embed`` gives the embeddings of the held-out items, with ``labels``, by the encoder as it is.
+    ``embed`` returns the current embeddings of the held-out items, whose classes are ``labels``.
     """
     end, trials = trained_values(encoder), {}
     for share in (0.0, *SHARES):
@@ -210,6 +197,6 @@ def choose_network_share(
     return replace(config, train=replace(config.train, interpolate=chosen))
 
 
-def _told(start: Start) -> str:
+def _describe(start: Start) -> str:
     whitened = f"within-class whitening (power {start.power:g}, shrinkage {start.shrinkage:g})"
     return f"{'standardised columns, ' if start.standardize else ''}{whitened if start.power else 'PCA'}"

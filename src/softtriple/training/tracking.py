@@ -1,7 +1,7 @@
-"""Where the numbers of a run go besides its directory: TensorBoard, MLflow, Weights & Biases.
+"""Experiment trackers: TensorBoard, MLflow, Weights & Biases.
 
-A tracker has ``log`` and ``finish``. Where it writes is its own business: TensorBoard to the run directory, MLflow to
-MLFLOW_TRACKING_URI, Weights & Biases to the account of `wandb login`, or with WANDB_MODE=offline to the run directory.
+TensorBoard writes to the run directory, MLflow to MLFLOW_TRACKING_URI, and Weights & Biases to the account of `wandb
+login` or, with WANDB_MODE=offline, to the run directory.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from softtriple import dist
 from softtriple.config import Config, write_config
-from softtriple.errors import UserError
+from softtriple.errors import UserError, first_line
 from softtriple.files import write_text
 from softtriple.metrics import Report, format_table
 from softtriple.metrics.report import metric_rows
@@ -25,15 +25,15 @@ PROJECT = "softtriple"  # project of Weights & Biases and experiment of MLflow, 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Takes the numbers of one run."""
+    """Logs one run."""
 
-    id: str | None  # by which a resumed run is found again
+    id: str | None  # identifies the run when it is resumed
 
     def log(self, metrics: Mapping[str, float], epoch: int) -> None:
         """Record metrics after ``epoch`` epochs."""
 
     def finish(self, report: Report | None) -> None:
-        """Attach the report and close; without a report the run did not get to its end."""
+        """Attach the report and close; ``report`` is None if the run did not finish."""
 
 
 class TensorBoard:
@@ -48,7 +48,7 @@ class TensorBoard:
         self._writer.add_text("config", f"```\n{write_config(config)}```")
 
     def log(self, metrics: Mapping[str, float], epoch: int) -> None:
-        """Add scalars, and have them on disk before training goes on."""
+        """Add scalars and flush them to disk."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, epoch)
         self._writer.flush()
@@ -80,11 +80,11 @@ class MLflow:
             else:
                 self._client.update_run(id, status="RUNNING")
         except MlflowException as error:
-            raise UserError(f"MLflow: {str(error).splitlines()[0]}") from error
+            raise UserError(f"MLflow: {first_line(error)}") from error
         self.id: str | None = id
 
     def log(self, metrics: Mapping[str, float], epoch: int) -> None:
-        """Record metrics; MLflow allows no @ in their names."""
+        """Record metrics; MLflow does not allow @ in their names."""
         for name, value in metrics.items():
             self._client.log_metric(self.id, name.replace("@", "_at_"), value, step=epoch)
 
@@ -131,7 +131,7 @@ class WandB:
         self._run.finish(exit_code=int(report is None))
 
 
-# What the setting names, the module it needs, and the extra that brings it.
+# By name: the tracker, the module it needs, and the extra that installs it.
 TRACKERS: dict[str, tuple[Callable[[Config, RunDir | None, str | None], Tracker], str, str]] = {
     "tensorboard": (TensorBoard, "torch.utils.tensorboard", "tensorboard"),
     "mlflow": (MLflow, "mlflow", "tracking"),
@@ -140,7 +140,7 @@ TRACKERS: dict[str, tuple[Callable[[Config, RunDir | None, str | None], Tracker]
 
 
 def check_trackers(names: Sequence[str], directory: RunDir | None) -> None:
-    """UserError for a tracker that cannot be used, before any work is done for it."""
+    """UserError for a tracker that cannot be used: a package, the run directory or a login is missing."""
     for name in names:
         _, module, extra = TRACKERS[name]
         try:
@@ -148,12 +148,12 @@ def check_trackers(names: Sequence[str], directory: RunDir | None) -> None:
         except ImportError:
             raise UserError(f"train.track = [{name!r}] needs a package: pip install 'softtriple[{extra}]'") from None
     if "tensorboard" in names and directory is None:
-        raise UserError("train.track = ['tensorboard'] writes to the run directory: say where it is with out=")
+        raise UserError("train.track = ['tensorboard'] writes to the run directory: pass out=")
     if "wandb" in names and dist.is_main():
         import wandb
 
         if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
-            raise UserError("Weights & Biases has no API key. Type: wandb login, or set WANDB_MODE=offline")
+            raise UserError("Weights & Biases has no API key. Log in with: wandb login, or set WANDB_MODE=offline")
 
 
 class Tracking:
@@ -170,7 +170,7 @@ class Tracking:
         self._each(lambda tracker: tracker.log(metrics, self._epoch))
 
     def finish(self, report: Report | None) -> None:
-        """Record the metrics of the report, attach it and close; again has no effect."""
+        """Record the metrics of the report, attach it and close; a second call has no effect."""
         if report is not None:
             final = {f"report/{name}": value for _, name, value in metric_rows(report)}
             self._each(lambda tracker: tracker.log(final, self._epoch))
@@ -181,14 +181,14 @@ class Tracking:
         for name, tracker in list(self._trackers.items()):
             try:
                 call(tracker)
-            except Exception as error:  # each has its own; none of them is worth hours of training
-                self._reporter.note(f"{name} failed ({str(error).splitlines()[0]}); the run goes on without it")
+            except Exception as error:  # trackers raise many types, and none is worth losing the run
+                self._reporter.note(f"{name} failed ({first_line(error)}); continuing without it")
                 del self._trackers[name]
 
 
 @contextmanager
 def tracking(config: Config, directory: RunDir | None, reporter: Reporter) -> Iterator[Tracking]:
-    """The trackers that the configuration names, on the first rank; closed at the end, whatever happens."""
+    """The trackers of the configuration, on the first rank; closed at the end, also after an error."""
     trackers: dict[str, Tracker] = {}
     tracked = Tracking(trackers, reporter)
     ids = {} if directory is None else _read_ids(directory)

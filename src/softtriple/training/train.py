@@ -1,5 +1,6 @@
 """From data to a trained run: `train` is what the command line calls, and what a notebook calls."""
 
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from softtriple import dist
 from softtriple.config import Config, setting_names, with_values
 from softtriple.data import Benchmark, Split, absolute_spec, contiguous_labels, make_benchmark
-from softtriple.data.corrections import exclude_items
 from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.files import naming_file, write_text
 from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
@@ -47,7 +47,7 @@ from softtriple.training.choose import class_splits, instance_splits
 from softtriple.training.continuing import check_start, continued_config, keep_centers
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit
-from softtriple.training.loading import advising_to_skip, check_lists, divide, load_data
+from softtriple.training.loading import advising_to_skip, check_lists, correct_data, divide, load_data
 from softtriple.training.measure import embed_split, evaluate_benchmark, evaluate_prefixes
 from softtriple.training.run import Run
 from softtriple.training.start import (
@@ -61,14 +61,14 @@ from softtriple.training.start import (
     trained_values,
 )
 from softtriple.training.tracking import check_trackers, tracking
-from softtriple.training.trials import TRIALS_FILE, write_gains
+from softtriple.training.trials import write_gains
 
-Data = str | Benchmark | tuple[Any, Any]
+Data = str | os.PathLike[str] | Benchmark | tuple[Any, Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Everything a run needs before its first step; ``rows`` and ``labels`` say what is trained on."""
+    """Everything a run needs before its first step; ``labels`` are the classes of the training ``rows``."""
 
     config: Config  # resolved: nothing in it is "auto"
     benchmark: Benchmark
@@ -99,25 +99,35 @@ def train(
         backbone: a name, or any module from images (or vectors, or token ids) to features.
         loss: a name, or any module called as ``loss(embeddings, labels)``.
         out: the run directory; None writes nothing to disk.
-        config: settings to start from.
+        config: settings to start from; default: those of the run to resume, or of ``start``.
         resume: continue the run in ``out``.
         reporter: where progress goes; default: standard error.
         settings: single settings by their last name: ``epochs=20, dim=128, split="instances"``.
 
-    Over several ranks each calls it; they share the work, and the first one alone writes files.
+    With several ranks, all must call it; they share the work, and only the first writes files.
     """
     reporter = reporter or Reporter(quiet=not dist.is_main())
-    modules = [module if isinstance(module, nn.Module) else None for module in (backbone, loss)]
-    if config is None:
+    data = os.fspath(data) if isinstance(data, os.PathLike) else data
+    directory = None if out is None else RunDir(Path(out))
+    if resume and directory is None:
+        raise UserError("resume=True needs the run directory to continue: out=")
+    if config is None and resume and directory is not None and directory.config_file.is_file():
+        config = directory.read_config()
+    elif config is None:
         config = continued_config(settings["start"], data) if settings.get("start") else Config()
     config = configure(config, data, backbone, loss, settings)
-    directory = None if out is None else RunDir(Path(out))
+    check_data(config, data)
     check(config, directory, resume=resume)
     opened = directory.opened(resume=resume) if directory is not None and dist.is_main() else nullcontext()
     with opened, advising_to_skip():
         dist.barrier()
         prepared = prepare(
-            config, data=data, backbone=modules[0], loss=modules[1], directory=directory, reporter=reporter
+            config,
+            data=data,
+            backbone=backbone if isinstance(backbone, nn.Module) else None,
+            loss=loss if isinstance(loss, nn.Module) else None,
+            directory=directory,
+            reporter=reporter,
         )
         return train_prepared(prepared, directory=directory, reporter=reporter)
 
@@ -129,7 +139,7 @@ def configure(
     loss: str | nn.Module | None,
     settings: dict[str, Any],
 ) -> Config:
-    """``config`` with what the arguments of `train` say; modules are recorded by the name of their class."""
+    """``config`` with the arguments of `train` applied; a module is recorded by the name of its class."""
     names = setting_names()
     values = {}
     for name, value in settings.items():
@@ -150,7 +160,7 @@ def configure(
 
 
 def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
-    """UserError for whatever can be known to be wrong before data are read or weights loaded."""
+    """UserError for everything that can be known to be wrong before data are read or weights loaded."""
     if directory is not None and dist.is_main():
         directory.check(resume=resume)
     check_dims(config)
@@ -169,6 +179,21 @@ def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
         check_lists(config)
     check_trackers(config.train.track, directory)
     check_compile(config, dist.device())
+
+
+def check_data(config: Config, data: object) -> None:
+    """UserError if ``data`` are neither a source nor values, or for settings that have no effect on values."""
+    if isinstance(data, str):
+        return
+    if not isinstance(data, Benchmark) and not (isinstance(data, tuple) and len(data) == 2):
+        raise UserError(
+            f"data are a {type(data).__name__}; expected a source such as 'photos/', a Benchmark, or a tuple of items "
+            "and labels"
+        )
+    unused = ["path", "text", "label", *(["split", "test_share"] if isinstance(data, Benchmark) else [])]
+    for name in unused:
+        if (value := getattr(config.data, name)) is not None:
+            raise UserError(f"data.{name} = {value!r} has no effect on a {type(data).__name__}; leave it out")
 
 
 def prepare(
@@ -207,7 +232,7 @@ def prepare(
     if loss is not None:
         whole = as_loss(loss, len(classes), encoder.dim)
     else:
-        # Centres that will be split over ranks need not exist as a whole anywhere.
+        # If centres are split over ranks, no rank needs memory for all of them.
         splits = dist.world_size() > 1 and is_shardable(config.loss.name)
         with torch.device("meta" if splits else "cpu"):
             whole = build_configured_loss(config, len(classes))
@@ -227,7 +252,7 @@ def _choose_trainable(config: Config, benchmark: Benchmark, network: StagedNetwo
     """`choose_trainable`, which may have to measure how fast ``network`` is."""
     if config.model.trainable != "auto":
         return config
-    with torch.random.fork_rng(devices=[]):  # the final head is drawn as if this one had not been
+    with torch.random.fork_rng(devices=[]):  # drawing this head must not change the final one
         encoder = build_encoder(config, benchmark, (), network)
     reading = training_feeds(config, encoder, reporter).reading(benchmark.train, "crop")
     return choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
@@ -247,8 +272,8 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     baselines = {} if directory is None else directory.read_reports(directory.baseline_file)
     start: dict[str, Tensor] = {}
     resuming = directory is not None and bool(find_checkpoints(directory.checkpoints))
-    if not (resuming and baselines and config.train.interpolate == 1):  # else a checkpoint has all that follows
-        # Cached features are of augmented views; a network that will be trained starts from what evaluation sees.
+    if not (resuming and baselines and config.train.interpolate == 1):  # else the checkpoint has the result
+        # Features of the augmented views if they are cached, else of the evaluation view.
         seen = training if training.first else feeds.evaluation(benchmark.train).only(prepared.rows, prepared.labels)
         features = feature_rows(encoder, seen)
         baselines = baselines or _measure_baseline(prepared, features, directory)
@@ -265,7 +290,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
         return embed(prepared.held_out).vectors
 
     def evaluate_epoch() -> dict[str, float]:
-        # On the test classes only to watch them, never to choose by: held-out classes are for that.
+        # Nothing is chosen by the test classes, which are only monitored: held-out classes are for that.
         name, split, gallery = "test", benchmark.test, benchmark.gallery
         if prepared.held_out is not None:
             name, split, gallery = "validation", prepared.held_out, None
@@ -302,9 +327,9 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
     source, _ = calibration_split(benchmark, prepared.held_out)
     calibration = _calibrate(source, embedded[source], encoder.class_names)
     if directory is not None and dist.is_main():
-        for name, written in (("report.json", report), ("validation.json", validation)):
-            if written is not None:
-                write_text(directory.path / name, written.to_json() + "\n")
+        write_text(directory.report_file, report.to_json() + "\n")
+        if validation is not None:
+            write_text(directory.validation_file, validation.to_json() + "\n")
         if prefixes:
             directory.write_reports(directory.prefixes_file, prefixes)
         if calibration is not None:
@@ -320,7 +345,7 @@ def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Re
 
 
 def _measure_baseline(prepared: Prepared, features: Tensor, directory: RunDir | None) -> dict[str, Report]:
-    """What untrained embeddings reach on the test items, or those of the run that training starts from."""
+    """Reports of untrained embeddings on the test items, or of the run that training starts from."""
     encoder, feeds, benchmark, train = prepared.encoder, prepared.feeds, prepared.benchmark, prepared.config.train
     if train.start is None:
         reports = measure_baseline(encoder, feeds, benchmark, features, seed=train.seed)
@@ -340,7 +365,7 @@ def _start(
     directory: RunDir | None,
     reporter: Reporter,
 ) -> Config:
-    """Decide where the head starts and how long it trains, and put head and centres there."""
+    """Choose the initial head and the length of training, and initialise head and centres."""
     config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
     if config.train.start is not None:
         initialize_centers(loss, encoder, features, labels)
@@ -348,7 +373,7 @@ def _start(
         new = counted(len(encoder.class_names) - kept, "class")
         reporter.note(f"starts from {config.train.start}: centres of {counted(kept, 'class')} kept, {new} new")
         return replace(config, train=replace(config.train, interpolate=1.0))
-    # Held out is what the test holds out: other classes, or other items of the same classes.
+    # Hold out what the test set holds out: other classes, or other items of the same classes.
     same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
     splits = (instance_splits if same_classes else class_splits)(labels)
 
@@ -360,7 +385,7 @@ def _start(
     )
     config = choose(config, problem, reporter)
     if problem.gains and directory is not None and dist.is_main():
-        write_gains(directory.path / TRIALS_FILE, problem.gains)
+        write_gains(directory.trials_file, problem.gains)
     if config.model.head_init != "random":
         encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config)))
         initialize_centers(loss, encoder, features, labels)
@@ -368,12 +393,10 @@ def _start(
 
 
 def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchmark:
-    if not isinstance(data, Benchmark | tuple):
-        return load_data(config, reporter)
     if isinstance(data, tuple):
         items, labels = data
         data = make_benchmark(items, labels, split=config.data.split, test_share=config.data.test_share)
-    return data if config.data.exclude is None else exclude_items(data, Path(config.data.exclude))
+    return correct_data(data, config.data, reporter) if isinstance(data, Benchmark) else load_data(config, reporter)
 
 
 def _calibrate(source: str, embedded: Embeddings, trained: Sequence[str]) -> Calibration | None:
@@ -383,7 +406,7 @@ def _calibrate(source: str, embedded: Embeddings, trained: Sequence[str]) -> Cal
 
 
 def _whole(loss: Loss, whole: Loss, directory: RunDir | None) -> Loss:
-    """The loss as one process has it, on the first rank: with the centres of all ranks, and without sampling."""
+    """The loss of a single process: without sampling and, on the first rank, with the centres of all ranks."""
     part = loss.shard
     if part is None:
         return loss

@@ -1,4 +1,4 @@
-"""What held-out training classes showed in the trials that decide how long a head trains (``trials.json``)."""
+"""Gains on held-out training classes in the trials that decide how long a head is trained (``trials.json``)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,9 @@ from softtriple.errors import UserError
 from softtriple.files import write_text
 from softtriple.training.choose import Trial
 
-TRIALS_FILE = "trials.json"  # of a run
-
 
 class Gain(NamedTuple):
-    """What the head ``share`` of the way from its start to that after ``epoch`` gains on held-out items."""
+    """Gain over the initial head of the one ``share`` of the way to the head after ``epoch``, on held-out items."""
 
     epoch: int
     share: float
@@ -24,7 +22,7 @@ class Gain(NamedTuple):
 
 
 def write_gains(file: Path, splits: Sequence[Mapping[tuple[int, float], Trial]]) -> None:
-    """Write the mean over ``splits`` of what each epoch and share gained."""
+    """Write the mean gain over ``splits`` of each epoch and share."""
     rows = [
         [epoch, share, *(float(np.mean([gains[epoch, share][metric] for gains in splits])) for metric in (0, 1))]
         for epoch, share in splits[0]
@@ -33,7 +31,7 @@ def write_gains(file: Path, splits: Sequence[Mapping[tuple[int, float], Trial]])
 
 
 def read_gains(file: Path) -> tuple[Gain, ...]:
-    """The gains in ``file``; none if nothing was tried."""
+    """The gains in ``file``; empty if there were no trials."""
     if not file.is_file():
         return ()
     try:

@@ -1,4 +1,4 @@
-"""Images in folders: one folder per class, or train/ and test/ (or val/) of those.
+"""Images in folders: one folder per class, or train/ and test/ (or val/) with such folders.
 
 With split="none" a folder of images without class folders and a single image file work too; their class is the name
 of the folder that contains them.

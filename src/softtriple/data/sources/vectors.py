@@ -44,7 +44,7 @@ def read_vectors(path: Path, on_error: OnError = "stop") -> VectorFile:
     """
     if not path.is_file():
         raise MissingDataError(f"{path}: no such file")
-    match path.suffix:
+    match path.suffix.lower():
         case ".npz":
             arrays = _read_npz(path)
         case ".parquet":
