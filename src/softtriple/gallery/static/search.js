@@ -128,7 +128,7 @@ function verdict(hits, { known, threshold, vote, by_centers: center, only }) {
   return h("p", { class: "verdict" }, h("strong", {}, "Predicted class: ", link(vote.class_name), "."),
     ` ${sure}${voters.length} of ${count(hits.length, "neighbour")} vote for it, `,
     h("span", { class: "explained", title: `A neighbour's vote weighs as much as its ${known ? "probability" : "score"}.` }, `with ${percent(vote.score)} of the weight`), ".",
-    center ? [" Nearest centre of a trained class: ", link(center.class_name), "."] : null,
+    center ? (center.class_name === vote.class_name ? " The nearest centre agrees." : [" Among the trained classes, the nearest centre is that of ", link(center.class_name), "."]) : null,
     known ? null : " This run is not calibrated, so it cannot tell whether the query is any of these at all.");
 }
 
@@ -194,7 +194,7 @@ function textForm(search, given) {
   const form = h("form", { class: "ask", onsubmit: (event) => {
     event.preventDefault();
     ask();
-  } }, h("label", { class: "field" }, "Text to search for (several: one per line)", input), h("button", { class: "main" }, "Search"));
+  } }, h("label", { class: "field" }, "Text (several: one per line)", input), h("button", { class: "main" }, "Search"));
   return Object.assign(form, { ask });
 }
 

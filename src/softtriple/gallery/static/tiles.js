@@ -14,7 +14,8 @@ export function numbers(hits) {
 
 // A probability in whole per cent.
 export function likely(probability) {
-  return `${probability > 0.995 ? ">99" : Math.round(100 * probability)}\u00a0%`;
+  const share = Math.round(100 * probability);
+  return `${share > 99 ? ">99" : share < 1 ? "<1" : share}\u00a0%`;
 }
 
 // `entries` are items or hits {item, score, same_class}; `classes: false` hides the class names. Scores have `digits`.
