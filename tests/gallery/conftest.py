@@ -1,5 +1,6 @@
 """The small gallery, made and served once for all tests."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -9,7 +10,8 @@ from tests.chromium import CHROMIUM
 from tests.gallery.small_gallery import Collection, make_collection, running
 from tests.leaks import nothing_left_open
 
-from softtriple.gallery import Settings
+from softtriple.gallery import Settings, measuring
+from softtriple.gallery.analysis import Snapshot
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +83,21 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         page.context.close()
     assert [line for line in said if not any(text in line for text in start.meant)] == []  # type: ignore[attr-defined]
     assert {url for url in requested if not url.startswith((*origins, "blob:", "about:"))} == set()
+
+
+@pytest.fixture
+def slow_measuring(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Ten items are measured in the background; the others when the event is set."""
+    go_on = threading.Event()
+    taken = Snapshot.taken
+
+    def patient(self: Snapshot, rows: list[int]) -> list[int]:
+        if threading.current_thread().name == measuring.THREAD and self.measured:
+            go_on.wait(30)
+        return taken(self, rows)
+
+    monkeypatch.setattr(Snapshot, "taken", patient)
+    monkeypatch.setattr(measuring, "BLOCK", 10)
+    monkeypatch.setattr(measuring, "SHORT", 0.2)
+    yield go_on
+    go_on.set()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from sklearn.decomposition import PCA
 from tests.gallery.memory_store import MemoryStore
 
-from softtriple.gallery.analysis import ClassScore, Snapshot, center_groups, sample, take_snapshot
+from softtriple.gallery.analysis import ClassScore, Snapshot, center_groups, mean_recall, sample, take_snapshot
 from softtriple.metrics.evaluate import Embeddings, evaluate
 from softtriple.search import Item
 
@@ -29,7 +29,8 @@ def random_snapshot(items: int = 90, num_classes: int = 5) -> Snapshot:
 
 
 def scores_of(snapshot: Snapshot) -> list[ClassScore]:
-    return list(snapshot.scores.values())
+    snapshot.taken(range(len(snapshot.items)))
+    return snapshot.scores()
 
 
 def test_a_snapshot_is_the_store() -> None:
@@ -43,11 +44,27 @@ def test_a_snapshot_is_the_store() -> None:
 
 def test_a_class_does_not_wait_for_the_others() -> None:
     snapshot, whole = random_snapshot(), random_snapshot()
-    assert {name: snapshot.score(name) for name in snapshot.class_names} == whole.scores
-    rows = [3, 0, 40]
-    assert snapshot.taken(rows) == whole.taken_for[rows].tolist() == whole.taken(rows)
+    scores = {score.name: score for score in scores_of(whole)}
+    rows = snapshot.rows_of("class 3").tolist()
+    assert snapshot.taken(rows) == whole.taken_for[rows].tolist()
+    assert snapshot.score("class 3") == scores["class 3"]
+    assert snapshot.measured == snapshot.score("class 3").measured == len(rows)
+    assert snapshot.score("class 2").recall is None, "not measured yet"
     assert snapshot.taken([]) == []
-    assert "taken_for" not in snapshot.__dict__
+
+
+def test_recall_so_far_is_that_of_the_items_measured() -> None:
+    snapshot = random_snapshot()
+    rows = list(range(0, 90, 2))
+    right = [label == snapshot.labels[row] for row, label in zip(rows, snapshot.taken(rows), strict=True)]
+    assert mean_recall(snapshot.scores()) == pytest.approx(np.mean(right))
+    assert mean_recall(random_snapshot().scores()) is None
+
+
+def test_copies_are_taken_for_the_class_of_their_copy() -> None:
+    items = [Item(str(row), row, f"class {row}", "") for row in range(4)]
+    snapshot = take_snapshot(MemoryStore(items, np.tile([[1.0, 0.0]], (4, 1)).astype(np.float32)), 10)
+    assert snapshot.taken(range(4)) == [1, 0, 0, 0]
 
 
 def test_a_large_store_is_sampled_by_whole_classes_so_that_recall_is_that_of_the_store() -> None:

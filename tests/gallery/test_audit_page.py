@@ -107,7 +107,7 @@ def test_suspect_labels_are_a_colour_of_the_map(url: str, open_page) -> None:
     expect(page).to_have_url(re.compile("by=suspect"))
     expect(entries.filter(has_text="blue")).to_have_attribute("aria-pressed", "true")
     page.get_by_role("button", name="Select all in view").click()
-    expect(page.get_by_role("list", name="Selected items", exact=True).get_by_role("link")).to_have_count(1)
+    expect(page.get_by_role("list", name="Items in this area").get_by_role("link")).to_have_count(1)
     page.goto("about:blank")
 
 

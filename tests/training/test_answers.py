@@ -1,5 +1,7 @@
 """What a search says: verdict, probabilities, votes, and their table and JSON."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +43,19 @@ def test_the_best_match_decides(threshold: float, known: bool) -> None:
     assert list(flagged) == HITS
     assert len(rejected) == (2 if known else 0)
     assert flagged.probabilities == pytest.approx([0.5, 1 / (1 + np.exp(3))])
+
+
+def test_the_verdict_does_not_contradict_the_numbers_shown() -> None:
+    size = GallerySize(classes=5.0, threshold=0.99984, slope=4.0, intercept=-2.0)
+    lines = format_answer("q", make_answer([Hit(HITS[0].item, 0.99961)], size)).splitlines()
+    assert lines[1].endswith("below 0.9998")
+    assert lines[3].split()[1] == "0.9996"
+    # The cosine of a copy can be a rounding below 1, and the threshold of a large gallery beyond 1.
+    for threshold in (1.0, 1.2):
+        answer = make_answer([Hit(HITS[0].item, 1 - 1e-7)], replace(size, threshold=threshold))
+        assert answer.known
+        assert answer.threshold is not None
+        assert answer[0].score >= answer.threshold
 
 
 def test_scores_below_the_least_are_left_out() -> None:

@@ -16,15 +16,20 @@ from softtriple.data.sampling import stream
 from softtriple.errors import UserError
 from softtriple.gallery.layout import digest_of
 from softtriple.losses.centers import MERGED, merge_groups, nearest_centers
-from softtriple.search import Item, Store, nearest
+from softtriple.search import Item, Store
+from softtriple.search.knn import top_rows
+
+SCRATCH = 1 << 27  # bytes of working memory of a search
+UNIT = 1.01  # more than the length of any rounded unit vector
 
 
 class ClassScore(NamedTuple):
-    """Retrieval quality of one class."""
+    """Retrieval quality of one class, by those of its items whose nearest other item is known."""
 
     name: str
     items: int
-    recall: float | None  # share of items whose nearest other item is of the class; None for a single item
+    measured: int  # items whose nearest other item is known
+    recall: float | None  # share of these for which it is of the class; None for a single item, or if none is known
     confused: tuple[tuple[str, int], ...]  # other classes of nearest items and their counts, most frequent first
 
 
@@ -38,13 +43,17 @@ class Projection(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The items of a store, or a sample of them, read into memory once; each analysis is computed on first use."""
+    """The items of a store, or a sample of them, read into memory once; each analysis is computed on first use.
+
+    `taken` and `measured` may be used by several threads, everything else by one.
+    """
 
     items: tuple[Item, ...]
     vectors: Float[Tensor, "items dim"]  # unit length
     labels: Int[Tensor, " items"]  # positions in class_names
     class_names: tuple[str, ...]
     sizes: Mapping[str, int]  # items of every class in the store, including classes that were not sampled
+    taken_for: Int[Tensor, " items"]  # class of the nearest other item of each item; -1: not known yet
     map_points: int = 100_000
     answers: dict[str, bytes] = field(default_factory=dict)  # large ones, made once
 
@@ -52,6 +61,19 @@ class Snapshot:
     def total(self) -> int:
         """The number of items in the store."""
         return sum(self.sizes.values())
+
+    @property
+    def measured(self) -> int:
+        """The number of items whose nearest other item is known."""
+        return int((self.taken_for >= 0).sum())
+
+    def row_of(self, item_id: str) -> int | None:
+        """The row of an item; None if it was not sampled."""
+        return self._row_numbers.get(item_id)
+
+    @cached_property
+    def _row_numbers(self) -> dict[str, int]:
+        return {item.id: row for row, item in enumerate(self.items)}
 
     def rows_of(self, class_name: str) -> Int[Tensor, " rows"]:
         """The rows of the items of a class; none if the class was not sampled."""
@@ -67,38 +89,30 @@ class Snapshot:
         """The rows in a random but fixed order, so that the first few show many classes."""
         return [int(row) for row in stream("gallery", 0).permutation(len(self.items))]
 
-    @cached_property
-    def taken_for(self) -> Int[Tensor, " items"]:
-        """The class of the nearest other item of each item, by exact search; if there is no other, its own class."""
-        if len(self.items) < 2:
-            return self.labels
-        return self.labels[nearest(self.vectors, self.vectors, 1, exclude_self=True).rows[:, 0]]
-
     def taken(self, rows: Sequence[int]) -> list[int]:
-        """`taken_for` of some rows; does not wait until it is computed for all."""
-        if "taken_for" in self.__dict__ or len(self.items) < 2:
-            return list(self.taken_for[list(rows)].tolist())
-        found = nearest(self.vectors[list(rows)], self.vectors, 2).rows.tolist() if rows else []
-        others = [second if first == row else first for row, (first, second) in zip(rows, found, strict=True)]
-        return list(self.labels[others].tolist())
+        """The class of the nearest other item of each of ``rows``, by exact search; if there is no other, its own."""
+        wanted = torch.tensor(rows, dtype=torch.int64)
+        missing = wanted[self.taken_for[wanted] < 0]
+        if len(missing):
+            found = top_rows(self.vectors[missing], self.vectors, 2, memory_budget=SCRATCH, longest=UNIT).rows
+            # The nearest is the item itself, unless it has copies, of which the first comes first.
+            self.taken_for[missing] = self.labels[torch.where(found[:, 0] == missing, found[:, -1], found[:, 0])]
+        return list(self.taken_for[wanted].tolist())
 
     def score(self, class_name: str) -> ClassScore:
-        """The score of a class that was sampled; does not wait until all are computed."""
-        if "scores" in self.__dict__:
-            return self.scores[class_name]
-        rows = self.rows_of(class_name).tolist()
-        taken = Counter(self.class_names[label] for label in self.taken(rows))
-        right = taken.pop(class_name, 0)
-        return ClassScore(
-            class_name, len(rows), right / len(rows) if len(rows) > 1 else None, tuple(taken.most_common())
-        )
+        """The score of a class, as far as it is measured; its size is that in the store if it was not sampled."""
+        rows = self.rows_of(class_name)
+        labels = self.taken_for[rows]
+        counts = Counter(self.class_names[label] for label in labels[labels >= 0].tolist())
+        measured = counts.total()
+        right = counts.pop(class_name, 0)
+        recall = right / measured if len(rows) > 1 and measured else None
+        items = len(rows) or self.sizes[class_name]
+        return ClassScore(class_name, items, measured, recall, tuple(counts.most_common()))
 
-    @cached_property
-    def scores(self) -> dict[str, ClassScore]:
-        """The score of each class by name, lowest recall first."""
-        _ = self.taken_for  # of all items at once
-        scores = sorted(map(self.score, self.class_names), key=lambda one: (one.recall is None, one.recall, one.name))
-        return {score.name: score for score in scores}
+    def scores(self) -> list[ClassScore]:
+        """The score of each class, lowest recall first."""
+        return sorted(map(self.score, self.class_names), key=lambda one: (one.recall is None, one.recall, one.name))
 
     @cached_property
     def map_rows(self) -> Int[np.ndarray, " points"]:
@@ -128,6 +142,12 @@ class Snapshot:
         return Projection(rows, (centered[rows] @ plane).numpy(), explained)
 
 
+def mean_recall(scores: Sequence[ClassScore]) -> float | None:
+    """Recall over all measured items of classes of more than one; None without any."""
+    rated = [(score.recall, score.measured) for score in scores if score.recall is not None]
+    return sum(recall * items for recall, items in rated) / sum(items for _, items in rated) if rated else None
+
+
 def take_snapshot(store: Store, most: int) -> Snapshot:
     """Read ``store``, or a sample of at most ``most`` of its items."""
     sizes = store.classes()
@@ -144,7 +164,8 @@ def take_snapshot(store: Store, most: int) -> Snapshot:
     class_names = tuple(sorted({item.class_name for item in items}))
     number = {name: number for number, name in enumerate(class_names)}
     labels = torch.tensor([number[item.class_name] for item in items], dtype=torch.int64)
-    return Snapshot(tuple(items), F.normalize(torch.cat(parts), dim=1), labels, class_names, sizes)
+    unit = F.normalize(torch.cat(parts), dim=1)
+    return Snapshot(tuple(items), unit, labels, class_names, sizes, torch.full_like(labels, -1))
 
 
 def sample(sizes: Mapping[str, int], most: int) -> tuple[set[str], int]:

@@ -94,7 +94,7 @@ class AuditFile(BaseModel):
         """The findings of a kind, gravest first."""
         match kind:
             case "labels":
-                return sorted(self.suspects, key=lambda one: -one.odds)
+                return sorted(self.suspects, key=lambda one: (-one.wrong, -one.odds))
             case "leaks":
                 return [one for one in self.duplicates if one.leak]
             case "copies":
@@ -274,10 +274,10 @@ def _places(one: _Finding) -> Sequence[_Place]:
 def _nearest(snapshot: Snapshot, class_name: str, place: _Place) -> list[int]:
     """The rows of a class nearest to an item, without the item itself; its first rows if the item is not there."""
     rows = snapshot.rows_of(class_name)[:COMPARED]
-    own = [row for row in snapshot.rows_of(place.label).tolist() if snapshot.items[row].id == place.id]
-    if own:
-        rows = rows[(snapshot.vectors[rows] @ snapshot.vectors[own[0]]).argsort(descending=True)]
-    return [row for row in rows[: EXAMPLES + 1].tolist() if row not in own][:EXAMPLES]
+    own = snapshot.row_of(place.id)
+    if own is not None:
+        rows = rows[(snapshot.vectors[rows] @ snapshot.vectors[own]).argsort(descending=True)]
+    return [row for row in rows[: EXAMPLES + 1].tolist() if row != own][:EXAMPLES]
 
 
 def _sides(issue: _ClassIssue, snapshot: Snapshot) -> list[tuple[str, list[int]]]:

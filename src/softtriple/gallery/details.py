@@ -42,7 +42,7 @@ def mistakes(snapshot: Snapshot, rows: list[int]) -> list[MistakenRow]:
     for row, label in zip(rows, snapshot.taken(rows), strict=True):
         if label == snapshot.labels[row]:
             continue
-        others = (snapshot.labels == label).nonzero()[:, 0]
+        others = snapshot.rows_of(snapshot.class_names[label])
         scores = snapshot.vectors[others] @ snapshot.vectors[row]
         best = scores.topk(min(NEAREST, len(others)))
         nearest = zip(others[best.indices].tolist(), best.values.clamp(-1.0, 1.0).tolist(), strict=True)

@@ -128,11 +128,13 @@ class Confusion(BaseModel):
 class ClassSummary(BaseModel):
     """Retrieval quality of one class.
 
-    ``recall`` is null if the class has a single item or is not in the sample that a large store is measured on.
+    ``recall`` and ``confused`` are of the ``measured`` items. ``recall`` is null if there are none, such as in a class
+    that is not in the sample that a large store is measured on, or if the class has a single item.
     """
 
     class_name: str
     items: int
+    measured: int
     recall: float | None
     confused: list[Confusion]
     trained: bool
@@ -146,13 +148,16 @@ class ClassNames(BaseModel):
 
 
 class ClassList(BaseModel):
-    """All classes, lowest recall first. ``recall`` is Recall@1 over all items.
+    """All classes, lowest recall first. ``recall`` is Recall@1 over the items that are measured.
 
-    ``sampled`` is the number of items measured if the store has too many to measure all of them.
+    The first request starts measuring: ask again until ``measured`` is ``items``. ``sampled`` is the number of items
+    if the store has too many to measure all of them.
     """
 
     classes: list[ClassSummary]
     recall: float | None
+    items: int
+    measured: int
     sampled: int | None
 
 
@@ -204,11 +209,15 @@ class MapAnswer(MapState):
 
 
 class MapColumn(BaseModel):
-    """A property of every item on the map, as positions in ``names``; -1 where there is none."""
+    """A property of every item on the map, as positions in ``names``; -1 where there is none.
+
+    ``pending`` items have none yet: ask again.
+    """
 
     version: str
     values: list[int]
     names: list[str]
+    pending: int
 
 
 class MapItems(BaseModel):

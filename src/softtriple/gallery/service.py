@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import Float
 from starlette.exceptions import HTTPException
 from torch import Tensor
@@ -14,14 +13,24 @@ from torch import Tensor
 from softtriple.data.benchmark import Kind
 from softtriple.data.images import ImageError
 from softtriple.errors import UserError, counted
-from softtriple.gallery.analysis import CenterGroup, ClassScore, Snapshot, center_groups, check_centers, take_snapshot
+from softtriple.gallery.analysis import (
+    CenterGroup,
+    ClassScore,
+    Snapshot,
+    center_groups,
+    check_centers,
+    mean_recall,
+    take_snapshot,
+)
 from softtriple.gallery.audits import AuditFile, Audits, findings_page, suggested_labels
 from softtriple.gallery.changes import Changes
 from softtriple.gallery.compare import Comparison, Other, answer_of
 from softtriple.gallery.compare import compare as compare_stores
 from softtriple.gallery.details import image_file, mistakes
 from softtriple.gallery.images import Size, Thumbnails, decode_upload
-from softtriple.gallery.layout import UmapLayout, rounded
+from softtriple.gallery.layout import UmapLayout
+from softtriple.gallery.maps import center_column, map_answer
+from softtriple.gallery.measuring import Measuring
 from softtriple.gallery.schemas import (
     About,
     AuditKind,
@@ -38,7 +47,6 @@ from softtriple.gallery.schemas import (
     ItemAnswer,
     ItemDetails,
     ItemPage,
-    MapAnswer,
     MapColumn,
     MapItems,
     MapState,
@@ -85,13 +93,14 @@ class GalleryService:
         self._thumbnails = Thumbnails()
         self._snapshot: Snapshot | None = None
         self._counted = 0.0  # when the classes were last counted
-        self._layout, self._changes = UmapLayout(layout_file), changes
+        self._layout, self._measuring, self._changes = UmapLayout(layout_file), Measuring(), changes
         self._other, self._audits = other, audits
         self._compared: tuple[str, Comparison] | None = None  # with the digest of its snapshot
 
     def close(self) -> None:
-        """Stop computing the layout of the map and the audit."""
+        """Stop computing the layout of the map, the neighbours of all items and the audit."""
         self._layout.close()
+        self._measuring.close()
         if self._audits is not None:
             self._audits.close()
 
@@ -159,29 +168,34 @@ class GalleryService:
     def classes(self) -> bytes:
         """A `ClassList` as JSON: every class, lowest recall first."""
         snapshot = self._current_snapshot()
+        self._measuring.start(snapshot)
         if "classes" not in snapshot.answers:
-            rated = [(score.recall, score.items) for score in snapshot.scores.values() if score.recall is not None]
-            measured, sampled = sum(items for _, items in rated), len(snapshot.items)
+            measured, items, scores = snapshot.measured, len(snapshot.items), snapshot.scores()
             answer = ClassList(
-                classes=[self._summary(snapshot, name) for name in snapshot.scores],
-                recall=sum(recall * items for recall, items in rated) / measured if rated else None,
-                sampled=sampled if sampled < snapshot.total else None,
-            )
-            snapshot.answers["classes"] = answer.model_dump_json().encode()
+                classes=[self._summary(score) for score in scores],
+                recall=mean_recall(scores),
+                items=items,
+                measured=measured,
+                sampled=items if items < snapshot.total else None,
+            ).model_dump_json()
+            if measured < items:
+                return answer.encode()
+            snapshot.answers["classes"] = answer.encode()
         return snapshot.answers["classes"]
 
     def class_page(self, class_name: str) -> ClassPage:
         """A class, with the items nearest to each of its centres."""
         snapshot = self._current_snapshot()
         rows, groups = self._rows(snapshot, class_name), self._groups(snapshot, class_name)
+        mistaken = mistakes(snapshot, rows)  # measures the class
         return ClassPage(
-            summary=self._summary(snapshot, class_name),
+            summary=self._summary(snapshot.score(class_name)),
             mistakes=[
                 Mistake(
                     item=self._members(snapshot, [row])[0],
                     nearest=[self._hit_answer(snapshot.items[other], score, None) for other, score in nearest],
                 )
-                for row, nearest in mistakes(snapshot, rows)
+                for row, nearest in mistaken
             ],
             centers_per_class=sum(group.merged for group in groups) or None,
             centers=[
@@ -195,13 +209,12 @@ class GalleryService:
         """An item, its file and its centre."""
         item, snapshot = self._item(item_id), self._current_snapshot()
         answer = self._item_answer(item)
-        members = snapshot.rows_of(item.class_name).tolist()
-        row = next((row for row in members if snapshot.items[row].id == item_id), -1)
+        row = snapshot.row_of(item_id)
         groups = self._groups(snapshot, item.class_name)
         inline = item.source.startswith("data:")
         file = image_file(item.source) if answer.has_picture and not inline else None
         return ItemDetails(
-            item=self._members(snapshot, [row])[0] if row >= 0 else answer,
+            item=answer if row is None else self._members(snapshot, [row])[0],
             path=item.source if answer.has_picture and not inline else None,
             content=item.content or None,
             center=next((place for place, group in enumerate(groups) if row in group.rows), None),
@@ -222,22 +235,7 @@ class GalleryService:
         method = method or ("umap" if state.umap == "ready" else "pca")
         key = f"{method} {state.umap}"
         if key not in snapshot.answers:
-            rows, points, explained = snapshot.projection
-            answer = MapAnswer(
-                version=state.version,
-                umap=state.umap,
-                method=method,
-                x=rounded(points[:, 0]),
-                y=rounded(points[:, 1]),
-                labels=snapshot.labels[rows].tolist(),
-                class_names=list(snapshot.class_names),
-                explained=explained,
-                total=snapshot.total,
-            )
-            if method == "umap":
-                points = self._layout.points(snapshot.digest)
-                answer.x, answer.y, answer.explained = rounded(points[:, 0]), rounded(points[:, 1]), None
-            snapshot.answers[key] = answer.model_dump_json().encode()
+            snapshot.answers[key] = map_answer(snapshot, method, state, self._layout).model_dump_json().encode()
         return snapshot.answers[key]
 
     def map_column(self, version: str, column: Column) -> bytes:
@@ -245,19 +243,20 @@ class GalleryService:
         snapshot = self._map_snapshot(version)
         if column in snapshot.answers:
             return snapshot.answers[column]
+        pending = 0
         if column == "prediction":
-            values, names = snapshot.taken_for, list(snapshot.class_names)
+            self._measuring.start(snapshot)
+            values, names = snapshot.taken_for.clone(), list(snapshot.class_names)
+            pending = int((values[snapshot.map_rows] < 0).sum())
         elif column == "suspect":
             values, names = suggested_labels(self._audit(), snapshot)
         else:
-            values = torch.full((len(snapshot.items),), -1)
-            for name in snapshot.class_names:
-                for number, group in enumerate(self._groups(snapshot, name)):
-                    values[group.rows] = number
-            names = [f"Centre {number + 1}" for number in range(int(values.max()) + 1 if len(values) else 0)]
-        answer = MapColumn(version=version, values=values[snapshot.map_rows].tolist(), names=names)
-        snapshot.answers[column] = answer.model_dump_json().encode()
-        return snapshot.answers[column]
+            values, names = center_column(snapshot, lambda name: self._groups(snapshot, name))
+        shown = values[snapshot.map_rows].tolist()
+        answer = MapColumn(version=version, values=shown, names=names, pending=pending).model_dump_json().encode()
+        if not pending:
+            snapshot.answers[column] = answer
+        return answer
 
     def map_items(self, version: str, rows: list[int]) -> MapItems:
         """The items in ``rows`` of the map."""
@@ -338,13 +337,12 @@ class GalleryService:
                 answer.taken_for = snapshot.class_names[label]
         return answers
 
-    def _summary(self, snapshot: Snapshot, class_name: str) -> ClassSummary:
-        number = self._trained.get(class_name)
-        not_sampled = ClassScore(class_name, snapshot.sizes[class_name], recall=None, confused=())
-        score = snapshot.score(class_name) if class_name in snapshot.class_names else not_sampled
+    def _summary(self, score: ClassScore) -> ClassSummary:
+        number = self._trained.get(score.name)
         return ClassSummary(
-            class_name=class_name,
+            class_name=score.name,
             items=score.items,
+            measured=score.measured,
             recall=score.recall,
             confused=[Confusion(class_name=name, items=count) for name, count in score.confused[:CONFUSIONS]],
             trained=number is not None,

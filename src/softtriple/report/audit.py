@@ -12,7 +12,7 @@ import numpy as np
 from softtriple.data import ImageError, ImageFiles, Texts
 from softtriple.errors import counted
 from softtriple.files import write_text
-from softtriple.metrics.audit import ClassIssue
+from softtriple.metrics.audit import ClassIssue, Suspect
 from softtriple.metrics.duplicates import DuplicateGroup
 from softtriple.progress import one_line
 from softtriple.report.pictures import Picture, picture
@@ -208,7 +208,7 @@ def render_audit(audit: Audit, *, command: str) -> str:
     counts = [
         ("Suspect labels", len(found.suspects)),
         ("Duplicate groups", len(found.duplicates)),
-        ("… across train and test", len(audit.leak.groups)),
+        ("Of these, across train and test", len(audit.leak.groups)),
         ("Unreadable items", len(found.unreadable)),
         ("Odd items", len(found.odd)),
         ("Outliers", len(found.outliers)),
@@ -226,7 +226,7 @@ def render_audit(audit: Audit, *, command: str) -> str:
         counts=counts,
         leak=_leak_sentence(audit),
         shown=SHOWN,
-        suspects=[_suspect(audit, place) for place in range(min(SHOWN, len(found.suspects)))],
+        suspects=[_suspect(audit, one) for one in sorted(found.suspects, key=lambda one: -one.wrong)[:SHOWN]],
         duplicates=[_group(audit, place) for place in range(min(SHOWN, len(found.duplicates)))],
         strange=_strange(audit),
         classes=[_class_row(audit, issue) for issue in found.classes[:SHOWN]],
@@ -234,13 +234,13 @@ def render_audit(audit: Audit, *, command: str) -> str:
     )
 
 
-def _suspect(audit: Audit, place: int) -> Row:
-    one, names = audit.findings.suspects[place], audit.benchmark.class_names
+def _suspect(audit: Audit, one: Suspect) -> Row:
+    names = audit.benchmark.class_names
     heading = f"{names[one.given]} → {names[one.suggested]}"
-    note = f"log-odds {one.odds:.1f}, wrong with probability {one.wrong:.2f}"
+    note = f"probability of a wrong label {100 * one.wrong:.1f} %"
     groups = [
         (f"{title} {names[label]}", [Tile(_picture(audit, row), "") for row in _examples(audit, label, one.row)])
-        for label, title in ((one.given, "labelled"), (one.suggested, "probably"))
+        for label, title in ((one.given, "Labelled"), (one.suggested, "Looks like"))
     ]
     return Row(Tile(_picture(audit, one.row), _name(audit, one.row), wrong=True), heading, note, groups)
 
@@ -307,13 +307,14 @@ def _leak_sentence(audit: Audit) -> str:
     leak = audit.leak
     if not leak.groups:
         return ""
-    start = f"{counted(len(leak.rows), 'test item')} with a copy in train"
+    one = len(leak.rows) == 1
+    start = f"{counted(len(leak.rows), 'test item')} {'has a copy' if one else 'have copies'} in train."
     if leak.with_copies is None or leak.without_copies is None:
-        return f"{start}."
+        return start
     before, after = leak.with_copies, leak.without_copies
     return (
-        f"{start}; left out, Recall@1 is {100 * after.recall[1]:.2f} instead of {100 * before.recall[1]:.2f}, "
-        f"MAP@R {100 * after.map_at_r:.2f} instead of {100 * before.map_at_r:.2f}."
+        f"{start} Without {'it' if one else 'them'}, Recall@1 is {100 * after.recall[1]:.2f} instead of "
+        f"{100 * before.recall[1]:.2f}, and MAP@R {100 * after.map_at_r:.2f} instead of {100 * before.map_at_r:.2f}."
     )
 
 

@@ -37,7 +37,7 @@ def describe(calibration: Calibration) -> Section:
     verdict = (
         f"In a gallery of {counted(calibration.gallery_classes, 'class')} with {calibration.items_per_class:.0f} items "
         f"each, a best match below {calibration.threshold:.3f} means “none of these”. That accepts "
-        f"{100 * calibration.false_accept:.2f} % of unknown queries and rejects {100 * calibration.false_reject:.1f} % "
+        f"{100 * calibration.false_accept:.1f} % of unknown queries and rejects {100 * calibration.false_reject:.1f} % "
         "of known ones."
     )
     explanation = (

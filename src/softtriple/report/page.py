@@ -116,6 +116,7 @@ def render_page(page: Page) -> str:
         calibration=None if page.calibration is None else describe(page.calibration),
         examples=_examples(page.methods),
         reasons=REASONS,
+        several=len(page.methods) > 1,
         with_centers=[method for method in page.methods if method.classes],
         hardest=hardest_table(page.methods),
     )

@@ -1,5 +1,6 @@
 """The tables of a report: a column per method, numbers with their intervals, and what training changed in words."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -103,7 +104,7 @@ def _verdict(name: str, baseline: Report, trained: Report) -> tuple[str, dict[st
     except UserError as error:
         return f"There is no paired difference to {name}: {error}.", {}
     if (warning := verdict(baseline, trained)) is not None:
-        return warning, differences
+        return re.sub(r"(?<![\w-])-(?=\d)", "−", warning), differences
     recall, precision = differences["recall@1"], differences["map_at_r"]
     if recall.low > 0:
         sentence = (

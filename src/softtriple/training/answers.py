@@ -17,6 +17,9 @@ from softtriple.search import Hit
 
 Unknown = Literal["flag", "reject"]
 
+# The cosine of two copies in float32 is at least this: a threshold at or beyond 1 must not reject a copy.
+COPY = 1 - 1e-6
+
 
 class Decision(NamedTuple):
     """The most likely class, what speaks for it, and by how much that is more than for the second class."""
@@ -73,7 +76,8 @@ def make_answer(
 
     Hits below ``min_score`` are left out. ``unknown="reject"`` leaves out all hits if none of them is meant.
     """
-    known = None if size is None else bool(hits) and hits[0].score >= size.threshold
+    threshold = None if size is None else min(size.threshold, COPY)
+    known = None if threshold is None else bool(hits) and hits[0].score >= threshold
     kept = tuple(hit for hit in hits if min_score is None or hit.score >= min_score)
     if known is False and unknown == "reject":
         kept = ()
@@ -82,7 +86,7 @@ def make_answer(
     return Answer(
         hits=kept,
         probabilities=probabilities,
-        threshold=None if size is None else size.threshold,
+        threshold=threshold,
         known=known,
         vote=weighted_vote([hit.item.class_name for hit in kept], weights),
         by_centers=by_centers,
@@ -125,18 +129,32 @@ def nearest_centers(
 def format_answer(query: str, answer: Answer) -> str:
     """The hits of ``query``, one per line: rank, score, probability if known, class, and the path or text."""
     lines = [one_line(query) if answer or answer.known is False else f"{one_line(query)}: nothing found"]
+    digits = 3
     if answer.known is False:
-        lines.append(f"none of these: the best match is below {answer.threshold:.3f}")
+        assert answer.threshold is not None
+        digits = digits_apart(answer[0].score, answer.threshold) if answer else digits
+        lines.append(f"none of these: the best match is below {answer.threshold:.{digits}f}")
     if answer:
         names = [one_line(hit.item.class_name) for hit in answer]
         width = max(len("class"), *map(len, names))
         shares = [""] * len(names) if answer.probabilities is None else [f"{p:>11.2f}  " for p in answer.probabilities]
-        lines.append(f"rank   score  {'probability  ' if answer.probabilities else ''}{'class':<{width}}  item")
+        head = f"{'score':>{digits + 3}}  {'probability  ' if answer.probabilities else ''}{'class':<{width}}"
+        lines.append(f"rank  {head}  item")
         for rank, (hit, name, share) in enumerate(zip(answer, names, shares, strict=True), start=1):
             source = hit.item.source
             shown = hit.item.id if source.startswith("data:") or not source else source
-            lines.append(f"{rank:>4}  {hit.score:>6.3f}  {share}{name:<{width}}  {one_line(shown)}")
+            lines.append(f"{rank:>4}  {hit.score:>{digits + 3}.{digits}f}  {share}{name:<{width}}  {one_line(shown)}")
     return "\n".join(lines)
+
+
+def digits_apart(score: float, threshold: float) -> int:
+    """The number of digits, at least 3, with which two different numbers look different.
+
+    Example:
+        >>> digits_apart(0.99961, 0.99984)
+        4
+    """
+    return next((digits for digits in range(3, 17) if f"{score:.{digits}f}" != f"{threshold:.{digits}f}"), 17)
 
 
 def answers_json(queries: Sequence[str], answers: Sequence[Answer]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ async function call(url, options, kind = "json") {
   const response = await request(url, options);
   if (response.ok && kind === "text") return response.text();
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error || `the server responded with status ${response.status}`);
+  if (!response.ok) throw Object.assign(new Error(answer.error || `the server responded with status ${response.status}`), { status: response.status });
   return answer;
 }
 

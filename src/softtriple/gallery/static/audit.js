@@ -177,8 +177,8 @@ const shownItem = ({ item, stored }, ...notes) => ({ ...item, stored, note: [...
 function suspect({ items: [found], classes: [given, suggested], beside, probability }, { relabel, dismiss }) {
   return [
     tiles([shownItem(found)], nameOf(found.item), { classes: false }),
-    h("div", {}, h("h2", {}, link(given), " → ", link(suggested), h("small", {}, ` wrong with a probability of ${probability > 0.999 ? "more than 99.9\u00a0%" : percent(probability)}`)),
-      sides(beside, [["Labelled ", given], ["Probably ", suggested]]),
+    h("div", {}, h("h2", {}, link(given), " → ", link(suggested), h("small", {}, ` probability of a wrong label ${probability > 0.999 ? "above 99.9\u00a0%" : percent(probability)}`)),
+      sides(beside, [["Labelled ", given], ["Looks like ", suggested]]),
       actions(relabel(`Relabel as ${suggested}`, found, suggested), relabel("Leave out", found, ""), dismiss))];
 }
 

@@ -228,6 +228,7 @@ export class Chart {
     this.canvas.setPointerCapture(event.pointerId);
     this.pointers.set(event.pointerId, [event.offsetX, event.offsetY]);
     this.moved = 0;
+    this.point(-1);
     this.cross(false);
     const mode = event.shiftKey ? "box" : this.mode;
     this.drawing = this.pointers.size === 1 && mode !== "pan" ? mode : null;

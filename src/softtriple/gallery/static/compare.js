@@ -18,17 +18,17 @@ export async function comparePage(_, { signal, parameters }) {
     const total = name === "first" ? onlyFirst : onlySecond;
     list.replaceChildren(lists[name].length
       ? h("p", { class: "hint" }, `Most confident errors first${lists[name].length < total ? `, ${lists[name].length} of ${total}` : ""}. ${numbers([])}`)
-      : h("p", { class: "empty" }, "No query."),
+      : h("p", { class: "empty" }, "There are none."),
     h("ol", { class: "compared", "aria-label": "Queries" }, lists[name].map((query) => pair(query, answer.names))));
   };
   show(parameters.get("only") === "second" ? "second" : "first");
   return h("div", {},
     h("h1", {}, "Compare"),
-    h("p", { class: "lead" }, `${first} and ${second} on the ${count(answer.items, "item")} that both stores hold; each item searches all others. In per cent; differences in points, bold if the interval excludes zero.`),
+    h("p", { class: "lead" }, `${first} and ${second} on the ${count(answer.items, "item")} in both stores; each item is searched for among all others. Values are percentages. Differences are in percentage points, bold where the interval excludes zero.`),
     h("table", { class: "metrics" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), [first, second, "Difference", "95 % interval"].map((name) => h("th", { scope: "col", class: "number" }, name)))),
       h("tbody", {}, answer.metrics.map(metric))),
-    h("p", {}, `Both get ${both.toLocaleString("en")} queries right, neither ${neither.toLocaleString("en")}.`),
+    h("p", {}, `The nearest item has the right class by both runs for ${count(both, "query", "queries")}, by neither for ${neither.toLocaleString("en")}.`),
     h("h2", {}, "Queries that one gets right and the other wrong"),
     h("div", { class: "buttons-row", role: "group", "aria-label": "Which run is right" }, buttons),
     list);

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 
-const EDGES = { left: 0, top: 0, right: 100, bottom: 100 }; // per cent
+const EDGES = { left: 15, top: 15, right: 85, bottom: 85 }; // per cent, at first
 
 // A dialog that calls `then(file)` with the region.
 export function crop(file, then) {
@@ -41,7 +41,7 @@ export function crop(file, then) {
     then(region);
   };
   const dialog = h("dialog", { class: "crop", "aria-label": "Search a region of the image" },
-    h("p", {}, "Drag over the part to search for, or move its edges."), stage,
+    h("h2", {}, "Search a region"), h("p", {}, "Drag over the part to search for, or move its edges."), stage,
     h("div", { class: "edges" }, Object.entries(inputs).map(([name, input]) => h("label", {}, `${name[0].toUpperCase()}${name.slice(1)} edge`, input))),
     h("div", { class: "buttons-row" }, h("button", { type: "button", class: "main", onclick: take }, "Search this region"), h("button", { type: "button", onclick: () => dialog.close() }, "Cancel")));
   dialog.addEventListener("close", () => {

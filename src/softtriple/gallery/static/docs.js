@@ -38,10 +38,11 @@ function body(openapi, path, content) {
 
 function parameter(one) {
   const kinds = [one.schema, ...(one.schema.anyOf ?? [])];
-  const text = kinds.flatMap((kind) => kind.enum?.join(" or ") ?? kind.type ?? []).filter((kind) => kind !== "null").join(" or ");
+  const text = kinds.flatMap((kind) => kind.enum?.join(" or ") ?? (kind.type === "array" ? kind.items.type : kind.type) ?? []).filter((kind) => kind !== "null").join(" or ");
   const { minimum, maximum, default: initial } = one.schema;
   const range = minimum === undefined ? "" : ` from ${minimum} to ${maximum}`;
-  const notes = [one.required ? "required" : null, initial === undefined || initial === null ? null : `default ${initial}`].filter(Boolean);
+  const preset = initial === undefined || initial === null || Array.isArray(initial) ? null : `default ${initial}`;
+  const notes = [one.required ? "required" : null, preset].filter(Boolean);
   return h("tr", {}, h("th", { scope: "row" }, h("code", {}, one.name)), h("td", {}, text + range),
     h("td", {}, [one.description, notes.length ? `(${notes.join(", ")})` : ""].filter(Boolean).join(" ")));
 }

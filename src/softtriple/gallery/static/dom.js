@@ -16,9 +16,10 @@ export function breakable(text) {
   return text.split(/(?<=[_./])/).flatMap((part, place) => (place ? [h("wbr"), part] : [part]));
 }
 
-// A readable name of an item: the file name if its id is a path; a hash is not readable.
+// A readable name of an item: its text, or the file name if its id is a path, or its class and the first digits of a hash.
 export function nameOf(item) {
-  return item.id.startsWith("sha256:") ? `an item of ${item.class_name}` : item.id.split(/[/\\]/).pop() || item.id;
+  if (item.text) return item.text.length > 80 ? `${item.text.slice(0, 80).trimEnd()}…` : item.text;
+  return item.id.startsWith("sha256:") ? `${item.class_name} · ${item.id.slice(7, 15)}` : item.id.split(/[/\\]/).pop() || item.id;
 }
 
 export function count(number, noun, plural = `${noun}s`) {
@@ -29,9 +30,15 @@ export function percent(share) {
   return share === null ? "–" : `${(100 * share).toFixed(1)}\u00a0%`;
 }
 
-// A cosine, in three digits and without "-0.000".
-export function cosine(score) {
-  return (Math.round(1000 * score) / 1000 || 0).toFixed(3).replace("-", "−");
+// A cosine, rounded, and without "-0.000".
+export function cosine(score, digits = 3) {
+  return score.toFixed(digits).replace(/^-(?=[0.]*$)/, "").replace("-", "−");
+}
+
+// The number of digits, at least 3, with which two different numbers look different.
+export function digitsApart(one, other) {
+  for (let digits = 3; digits < 17; digits += 1) if (one.toFixed(digits) !== other.toFixed(digits)) return digits;
+  return 17;
 }
 
 export const itemLink = (id) => `#/item/${encodeURIComponent(id)}`;
@@ -39,6 +46,10 @@ export const classLink = (name) => `#/class/${encodeURIComponent(name)}`;
 
 export function errorBox(error) {
   return h("p", { class: "error", role: "alert" }, error.message);
+}
+
+export function emptyStore() {
+  return h("p", { class: "empty" }, "The store is empty. Add items with: ", h("code", {}, "softtriple index RUN DATA --store URI"));
 }
 
 // Announce a change to screen readers.

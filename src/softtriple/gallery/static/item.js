@@ -19,7 +19,7 @@ export async function itemPage(id, { signal }) {
         h("figcaption", {}, facts(details))),
       h("section", {}, h("h2", {}, "Most similar"),
         hits.length
-          ? [h("p", {}, `${agree} of ${count(hits.length, "neighbour")} have the same class; the others are outlined in red.`), tiles(hits, "Neighbours, best first"), h("p", { class: "hint" }, numbers(hits))]
+          ? [h("p", {}, `${agree} of ${count(hits.length, "neighbour")} have the same class; the others are marked in red.`), tiles(hits, "Neighbours, best first"), h("p", { class: "hint" }, numbers(hits))]
           : h("p", {}, "The store has no other items."))));
 }
 

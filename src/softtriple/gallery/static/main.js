@@ -25,7 +25,7 @@ async function show() {
   const main = document.getElementById("view");
   main.setAttribute("aria-busy", "true");
   // Most views appear at once; only slow ones show that they are loading.
-  const waiting = setTimeout(() => main.replaceChildren(h("p", { class: "loading" }, "Loading …")), 250);
+  const waiting = setTimeout(() => main.replaceChildren(h("p", { class: "loading" }, "Loading…")), 250);
   let name, argument, parameters, content;
   try {
     [name, argument, parameters] = parse(location.hash);
@@ -33,7 +33,7 @@ async function show() {
     content = await (Object.hasOwn(VIEWS, name) ? VIEWS[name] : unknown)(argument, { about, signal, parameters, refresh: show });
   } catch (error) {
     if (signal.aborted) return;
-    content = h("div", {}, h("h1", {}, "Something went wrong"), errorBox(error), h("p", {}, h("a", { href: "#/" }, "Back to search")));
+    content = h("div", {}, h("h1", {}, error.status === 404 ? "Not found" : "Something went wrong"), errorBox(error), h("p", {}, h("a", { href: "#/" }, "Back to search")));
   } finally {
     clearTimeout(waiting);
   }
@@ -91,7 +91,7 @@ async function watch() {
 }
 
 function unknown() {
-  throw new Error("no such page");
+  throw Object.assign(new Error("no such page"), { status: 404 });
 }
 
 addEventListener("hashchange", () => {

@@ -2,7 +2,7 @@
 
 import { get, thumbnail } from "./api.js";
 import { Chart } from "./chart.js";
-import { announce, count, h, itemLink, nameOf, percent, remember } from "./dom.js";
+import { announce, count, emptyStore, h, itemLink, nameOf, percent, remember } from "./dom.js";
 import { DISTINCT, legend, markOf } from "./marks.js";
 import { canSelect, selectAll } from "./select.js";
 import { growing } from "./tiles.js";
@@ -16,11 +16,11 @@ const KEYS = " Shift and drag to select. Keys: arrows move, + and − zoom, 0 re
 export async function mapPage(_, { about, signal, parameters, refresh }) {
   const asked = parameters.get("method") ?? undefined;
   const data = await get("map", { method: asked }, signal);
-  if (!data.x.length) return h("div", {}, h("h1", {}, "Map"), h("p", {}, "The store is empty. Add items with: softtriple index RUN DATA --store URI"));
+  if (!data.x.length) return h("div", {}, h("h1", {}, "Map"), emptyStore());
   const items = rowsOf(data, signal);
   const canvas = h("canvas", { tabindex: 0, role: "application", "aria-label": `Map of ${count(data.x.length, "item")}`, "aria-describedby": "map-help" });
   const card = h("a", { class: "card", hidden: true, tabindex: -1 });
-  const list = h("section", { class: "selected", "aria-label": "Selected items", hidden: true });
+  const list = h("section", { class: "selected", "aria-label": "Items in this area", hidden: true });
   const side = h("div", { class: "side" });
   let settled = null;
   const chart = new Chart(canvas, data, {
@@ -54,17 +54,26 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     list.hidden = corners === null;
     list.replaceChildren();
     if (corners) showSelected(list, rows, data, items, () => chart.select(null));
-    announce(corners ? `${count(rows.length, "item")} selected` : "");
+    announce(corners ? `${count(rows.length, "item")} in this area` : "");
   };
 
   // Colours.
   let colouring = { names: [], values: [] };
+  let wanted = parameters.get("by") in COLOURS ? parameters.get("by") : "class";
+  let again = null; // the timer of a colouring that is not complete
   const chosen = new Set(); // categories of the colouring that are highlighted
   const order = () => [...chosen];
   // With a few highlighted, each gets a colour of its own.
   const numberOf = (category) => (chosen.size ? order().indexOf(category) : category);
   const colour = async (by, names) => {
-    colouring = await columns[by]();
+    const columned = await columns[by]();
+    if (by !== wanted) return; // another colouring was chosen meanwhile
+    colouring = columned;
+    clearTimeout(again);
+    if (colouring.pending) again = setTimeout(() => {
+      predicted = null;
+      colour(by, order().map((category) => colouring.names[category])).catch(() => {});
+    }, POLL);
     chosen.clear();
     for (const name of names) if (colouring.names.includes(name)) chosen.add(colouring.names.indexOf(name));
     apply();
@@ -91,19 +100,24 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     remember({ show: chosen.size ? JSON.stringify(order().map((category) => colouring.names[category])) : null });
     chart.draw();
   };
+  const progress = ({ pending }) => (pending ? ` ${count(pending, "item is", "items are")} still to be measured.` : "");
   const column = (name) => get("map/column", { version: data.version, column: name }, signal);
   let predicted = null;
   const predictions = () => (predicted ??= column("prediction"));
-  const takenFor = (answer) => (row) => (answer.values[row] === data.labels[row] ? "predicted correctly" : `taken for ${answer.names[answer.values[row]]}`);
+  const takenFor = (answer) => (row) => {
+    if (answer.values[row] < 0) return "not measured yet";
+    return answer.values[row] === data.labels[row] ? "predicted correctly" : `taken for ${answer.names[answer.values[row]]}`;
+  };
   const columns = {
     class: () => ({ names: data.class_names, values: data.labels }),
     prediction: async () => {
       const answer = await predictions();
-      return { ...answer, describe: takenFor(answer), note: "The prediction is the class of the nearest other item." };
+      return { ...answer, describe: takenFor(answer), note: `The prediction is the class of the nearest other item.${progress(answer)}` };
     },
     correct: async () => {
       const answer = await predictions();
-      return { names: ["Correct", "Wrong"], values: answer.values.map((value, row) => Number(value !== data.labels[row])), describe: takenFor(answer), note: "Correct: the nearest other item has the same class." };
+      const values = answer.values.map((value, row) => (value < 0 ? -1 : Number(value !== data.labels[row])));
+      return { names: ["Correct", "Wrong"], values, pending: answer.pending, describe: takenFor(answer), note: `Correct: the nearest other item has the same class.${progress(answer)}` };
     },
     center: async () => {
       const answer = await column("center");
@@ -116,17 +130,17 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     },
   };
   const by = h("select", { onchange: async () => {
+    wanted = by.value;
     remember({ by: by.value === "class" ? null : by.value });
     side.setAttribute("aria-busy", "true");
-    side.replaceChildren(h("p", { class: "hint" }, "Loading …"));
+    side.replaceChildren(h("p", { class: "hint" }, "Loading…"));
     await colour(by.value, []).catch((error) => { if (!signal.aborted) side.replaceChildren(h("p", { class: "error", role: "alert" }, error.message)); });
     side.removeAttribute("aria-busy");
   } }, Object.entries(COLOURS).filter(([value]) => about.audit || value !== "suspect").map(([value, name]) => h("option", { value }, name)));
   const method = h("select", { onchange: () => { remember({ method: method.value, at: null, area: null }); refresh(); } },
-    h("option", { value: "umap", disabled: data.umap !== "ready" }, "UMAP"), h("option", { value: "pca" }, "Principal components"));
+    h("option", { value: "umap", disabled: data.umap !== "ready" }, "UMAP"), h("option", { value: "pca" }, "PCA"));
   method.value = data.method;
 
-  const wanted = parameters.get("by") in COLOURS ? parameters.get("by") : "class";
   by.value = wanted;
   await colour(wanted, names(parameters.get("show")));
   const [zoom, x, y] = numbers(parameters.get("at"));
@@ -135,6 +149,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
   if (area.length > 2) chart.select(area);
   signal.addEventListener("abort", () => {
     clearTimeout(settled);
+    clearTimeout(again);
     chart.stop();
   });
   requestAnimationFrame(() => chart.start());
@@ -150,7 +165,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     h("div", { class: "tools" },
       h("label", { class: "field" }, "Colour by", by),
       h("label", { class: "field" }, "Layout", method),
-      modes(chart),
+      modes(chart, parameters.get("drag")),
       h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset())),
       h("button", { type: "button", onclick: () => chart.selectView() }, "Select all in view")),
     h("div", { class: "sheet" }, h("div", { class: "plane" }, canvas, card), side),
@@ -197,29 +212,33 @@ function rowsOf(data, signal) {
 }
 
 async function showSelected(list, rows, data, items, clear) {
-  const heading = h("div", { class: "heading" }, h("h2", {}, rows.length ? `${count(rows.length, "item")} selected` : "No items in this area"),
+  const heading = h("div", { class: "heading" }, h("h2", {}, rows.length ? `${count(rows.length, "item")} in this area` : "No items in this area"),
     canSelect() && rows.length ? h("button", { type: "button", onclick: async () => {
       for (let start = 0; start < rows.length; start += 200) selectAll(await items.load(rows.slice(start, start + 200)));
-    } }, "Select these items") : null,
+    } }, rows.length > 1 ? `Select all ${rows.length.toLocaleString("en")}` : "Select it") : null,
     h("button", { type: "button", class: "quiet", onclick: clear }, "Clear"));
   const sizes = new Map();
   for (const row of rows) sizes.set(data.labels[row], (sizes.get(data.labels[row]) ?? 0) + 1);
   const largest = [...sizes].sort((a, b) => b[1] - a[1]);
   const classes = largest.slice(0, 8).map(([label, size]) => h("li", { class: "cut", title: data.class_names[label] }, data.class_names[label], " ", h("small", {}, size)));
   const more = largest.length > 8 ? h("li", {}, h("small", {}, `and ${count(largest.length - 8, "more class", "more classes")}`)) : null;
-  list.replaceChildren(heading, ...(rows.length ? [h("ul", { class: "chips", "aria-label": "Classes of the selected items" }, classes, more)] : []));
+  list.replaceChildren(heading, ...(rows.length ? [h("ul", { class: "chips", "aria-label": "Classes in this area" }, classes, more)] : []));
   const load = async (offset) => {
     const shown = rows.slice(offset, offset + PAGE);
     return { items: shown.length ? await items.load(shown) : [], next_offset: offset + PAGE < rows.length ? offset + PAGE : null };
   };
   const first = await load(0);
-  if (list.firstChild === heading && rows.length) list.append(...growing(first.items, rows.length, "Selected items", load));
+  if (list.firstChild === heading && rows.length) list.append(...growing(first.items, rows.length, "Items in this area", load));
 }
 
-function modes(chart) {
+function modes(chart, asked) {
   const choices = { pan: "Move", box: "Box", lasso: "Lasso" };
+  if (asked in choices) chart.mode = asked;
   return h("fieldset", { class: "modes" }, h("legend", {}, "Drag to"), Object.entries(choices).map(([mode, name]) =>
-    h("label", {}, h("input", { type: "radio", name: "mode", value: mode, checked: mode === "pan", onchange: () => { chart.mode = mode; } }), h("span", {}, name))));
+    h("label", {}, h("input", { type: "radio", name: "mode", value: mode, checked: mode === chart.mode, onchange: () => {
+      chart.mode = mode;
+      remember({ drag: mode === "pan" ? null : mode });
+    } }), h("span", {}, name))));
 }
 
 function button(text, label, onclick) {

@@ -2,8 +2,8 @@
 
 import { get, sendImage, sharpen } from "./api.js";
 import { crop } from "./crop.js";
-import { announce, breakable, classLink, cosine, count, errorBox, h, percent } from "./dom.js";
-import { growing, numbers, tiles } from "./tiles.js";
+import { announce, breakable, classLink, cosine, count, digitsApart, emptyStore, errorBox, h, percent, remember } from "./dom.js";
+import { growing, likely, numbers, tiles } from "./tiles.js";
 
 const INVITATIONS = {
   image: "Choose images to find similar ones, or start from an item below.",
@@ -16,10 +16,10 @@ const MOST = 20; // queries at once
 let last = null; // the last queries with their answers, and the class: shown again when coming back from an item
 
 // A query is {name, call(parameters, signal), preview(): an element, file (of an image)}.
-export async function searchPage(_, { about, signal }) {
+export async function searchPage(_, { about, signal, parameters }) {
   const results = h("section", { "aria-label": "Results", hidden: true });
   const noun = about.kind === "text" ? "text" : "image";
-  const fields = classFields(noun, signal, () => render(), () => last && search(last.answers.map(({ query }) => query)));
+  const fields = classFields(noun, { signal, parameters }, () => render(), () => last && search(last.answers.map(({ query }) => query)));
   let running = new AbortController();
   const search = async (queries) => {
     running.abort(); // a late answer to an earlier query must not replace this one
@@ -32,7 +32,7 @@ export async function searchPage(_, { about, signal }) {
     results.setAttribute("aria-busy", "true");
     const answers = [];
     for (const query of asked) {
-      results.replaceChildren(h("h2", {}, "Results"), h("p", { class: "loading" }, asked.length > 1 ? `Searching … ${answers.length + 1} of ${asked.length}` : "Searching …"));
+      results.replaceChildren(h("h2", {}, "Results"), h("p", { class: "loading" }, asked.length > 1 ? `Searching… ${answers.length + 1} of ${asked.length}` : "Searching…"));
       try {
         const only = (await fields.only()) ?? undefined;
         answers.push({ ...(await query.call({ k, only }, stop)), query, only });
@@ -53,6 +53,7 @@ export async function searchPage(_, { about, signal }) {
     if (!last) return;
     const clear = () => {
       last = null;
+      remember({ text: null });
       results.hidden = true;
       results.replaceChildren();
     };
@@ -63,26 +64,31 @@ export async function searchPage(_, { about, signal }) {
       ...(last.left ? [h("p", { class: "hint" }, `Only the first ${MOST} were searched; ${last.left} were left out.`)] : []),
       h("p", { class: "hint" }, numbers(last.answers.flatMap(({ hits }) => hits ?? []))));
   };
-  const forms = { image: () => imageForm(search, about.max_bytes, signal), text: () => textForm(search), vector: () => null };
+  const forms = { image: () => imageForm(search, about.max_bytes, signal), text: () => textForm(search, parameters.get("text")), vector: () => null };
   const form = forms[about.kind]();
   const page = h("div", {},
     h("h1", {}, "Find similar items"),
     h("p", { class: "lead" }, INVITATIONS[about.kind]),
     form && h("div", { class: "query" }, form, fields.element),
     results, await gallery(signal));
-  await render();
+  // A text is in the address, so that a link or a reload asks for it again; images are not.
+  if (about.kind === "text" && parameters.has("text") && !last) form.ask();
+  else await render();
   return page;
 }
 
 // Fields for the class of the query and for the class to search in; names are loaded when one gets the focus.
-function classFields(noun, signal, marked, filtered) {
+function classFields(noun, { signal, parameters }, marked, filtered) {
   const list = h("datalist", { id: "class-names" });
   let asked = null;
   const names = () => (asked ??= get("class-names", {}, signal).then((answer) => answer.class_names, () => null));
   const suggest = async () => list.replaceChildren(...((await names()) ?? []).map((value) => h("option", { value })));
-  const field = (label, placeholder, changed) => {
+  const field = (key, label, placeholder, changed, title = null) => {
     const hint = h("span", { role: "status" });
-    const input = h("input", { list: "class-names", autocomplete: "off", placeholder, onfocus: suggest, onchange: changed });
+    const input = h("input", { list: "class-names", autocomplete: "off", placeholder, title, value: parameters.get(key), onfocus: suggest, onchange: () => {
+      remember({ [key]: input.value.trim() || null });
+      changed();
+    } });
     const read = async () => {
       const name = input.value.trim();
       const wrong = name !== "" && (await names())?.includes(name) === false;
@@ -91,8 +97,8 @@ function classFields(noun, signal, marked, filtered) {
     };
     return { element: h("label", { class: "field" }, label, input, hint), read };
   };
-  const own = field(`Class of your ${noun} (marks others in red)`, "unknown", marked);
-  const only = field("Search only in the class", "all classes", filtered);
+  const own = field("class", `Class of your ${noun}`, "if known", marked, "Neighbours of other classes are then marked in red");
+  const only = field("only", "Search only in class", "all classes", filtered);
   return { element: h("div", { class: "fields" }, own.element, only.element, list), own: own.read, only: only.read };
 }
 
@@ -104,22 +110,26 @@ function show({ query, hits, error, ...answer }, className, search) {
   return h("div", { class: "answer" },
     h("figure", { class: "asked" }, query.preview(), query.file ? h("figcaption", {}, h("span", { class: "cut", title: query.name }, query.name), region) : null),
     h("div", {}, error ? errorBox(error) : verdict(marked, answer), summary && h("p", {}, summary),
-      marked.length ? tiles(marked, "Neighbours, best first") : error ? null : h("p", {}, "Nothing found: the store has no items here.")));
+      marked.length ? tiles(marked, "Neighbours, best first", { digits: digitsOf(answer, marked) }) : error ? null : h("p", {}, "Nothing found: the store has no items here.")));
 }
+
+// As many digits as it takes to see that the best match is below the threshold.
+const digitsOf = ({ known, threshold }, hits) => (known === false ? digitsApart(hits[0].score, threshold) : 3);
 
 // What the neighbours say together: the likely class, or none of these. Within one class there is nothing to vote on.
 function verdict(hits, { known, threshold, vote, by_centers: center, only }) {
   if (known === false && hits.length) {
-    return h("p", { class: "verdict none" }, h("strong", {}, "Probably none of these."), ` The best match scores ${cosine(hits[0].score)}; this run was calibrated to expect at least ${cosine(threshold)}.`);
+    return h("p", { class: "verdict none" }, h("strong", {}, "Probably none of these."), ` The best match scores ${cosine(hits[0].score, digitsOf({ known, threshold }, hits))}; a match scores at least ${cosine(threshold, digitsOf({ known, threshold }, hits))}, by the calibration of this run.`);
   }
   if (!vote || only) return null;
   const link = (name) => h("a", { href: classLink(name) }, breakable(name));
   const voters = hits.filter((hit) => hit.item.class_name === vote.class_name);
-  const sure = known ? `Probability ${percent(voters[0].probability)}, with ` : "With ";
+  const sure = known ? `Probability ${likely(voters[0].probability)}; ` : "";
   return h("p", { class: "verdict" }, h("strong", {}, "Predicted class: ", link(vote.class_name), "."),
-    ` ${sure}${percent(vote.score)} of the votes, from ${voters.length} of ${count(hits.length, "neighbour")}.`,
-    center ? [" Nearest centre: ", link(center.class_name), "."] : null,
-    known ? null : " Whether it is any of these at all is not known: this run is not calibrated.");
+    ` ${sure}${voters.length} of ${count(hits.length, "neighbour")} vote for it, `,
+    h("span", { class: "explained", title: `A neighbour's vote weighs as much as its ${known ? "probability" : "score"}.` }, `with ${percent(vote.score)} of the weight`), ".",
+    center ? (center.class_name === vote.class_name ? " The nearest centre agrees." : [" Among the trained classes, the nearest centre is that of ", link(center.class_name), "."]) : null,
+    known ? null : " This run is not calibrated, so it cannot tell whether the query is any of these at all.");
 }
 
 function doubt(answers) {
@@ -167,7 +177,7 @@ function preview(file) {
   return image;
 }
 
-function textForm(search) {
+function textForm(search, given) {
   const input = h("textarea", { name: "text", required: true, rows: 2, maxlength: 20_000, title: "Enter searches; Shift and Enter start a new line", onkeydown: (event) => {
     // Without a keyboard there is no Shift and Enter for a new line.
     if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(hover: none)").matches) return;
@@ -175,18 +185,22 @@ function textForm(search) {
     form.requestSubmit();
   } });
   const query = (text) => ({ name: text, call: (parameters, stop) => get("search/text", { text, ...parameters }, stop), preview: () => h("p", { class: "text" }, text) });
-  const submit = (event) => {
-    event.preventDefault();
+  const ask = () => {
     const texts = input.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    remember({ text: texts.join("\n") || null });
     if (texts.length) search(texts.map(query));
   };
-  const form = h("form", { class: "ask", onsubmit: submit }, h("label", { class: "field" }, "Text; for several, one per line", input), h("button", { class: "main" }, "Search"));
-  return form;
+  input.value = given ?? "";
+  const form = h("form", { class: "ask", onsubmit: (event) => {
+    event.preventDefault();
+    ask();
+  } }, h("label", { class: "field" }, "Text (several: one per line)", input), h("button", { class: "main" }, "Search"));
+  return Object.assign(form, { ask });
 }
 
 async function gallery(signal) {
   const load = (offset) => get("items", { offset }, signal);
   const first = await load(0);
   return h("section", {}, h("h2", {}, "All items"),
-    first.total ? growing(first.items, first.total, "Items in the gallery", load) : h("p", { class: "empty" }, "The store is empty. Add items with: ", h("code", {}, "softtriple index RUN DATA --store URI")));
+    first.total ? growing(first.items, first.total, "Items in the gallery", load) : emptyStore());
 }

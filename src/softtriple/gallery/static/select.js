@@ -46,9 +46,9 @@ function render(message = null) {
   bar.replaceChildren(
     ...(message ? [message] : []),
     ...(chosen.size ? [h("strong", {}, `${count(chosen.size, "item")} selected`),
-      act("Tag …", () => ask("Tag", "Tag", (value) => edit("tag", value))),
-      act("Relabel …", () => ask("Propose another class", "Class", (value) => edit("relabel", value), true)),
-      act("Delete …", () => ask(`Delete ${count(chosen.size, "item")} from the store?`, null, () => edit("delete", ""))),
+      act("Tag…", () => ask("Tag", "Tag", (value) => edit("tag", value))),
+      act("Relabel…", () => ask("Propose another class", "Class", (value) => edit("relabel", value), true)),
+      act("Delete…", () => ask(`Delete ${count(chosen.size, "item")} from the store?`, null, () => edit("delete", ""))),
       act("Export CSV", exportCsv), act("Clear", clear, { class: "quiet" })] : []),
     ...(last === null ? [] : [h("span", { class: "undo" }, h("small", { class: "cut", title: last }, last), act("Undo", undo), act("Changes as CSV", download, { class: "quiet" }))]));
 }

@@ -1,22 +1,28 @@
-// Items as a grid of pictures or, if they are texts, as a list; each a link to its page. Arrow keys move the focus.
+// Items as a grid of pictures or, if they have none, as a list; each a link to its page. Arrow keys move the focus.
 
 import { thumbnail } from "./api.js";
 import { cosine, errorBox, h, itemLink, nameOf } from "./dom.js";
 import { canSelect, checkbox } from "./select.js";
 
-const SCORE = "cosine similarity of the embeddings: 1 for the same direction, about 0 for unrelated items, never above 1";
-const PROBABILITY = "the probability of the same class, if half of all queries are of classes that are not in the store";
+const SCORE = "Scores are cosine similarities of the embeddings: 1 for the same direction, about 0 for unrelated items, never above 1.";
+const PROBABILITY = " The percentage is the probability of the same class, assuming that half of all queries are of classes that are not in the store.";
 
 // What the numbers below hits mean.
 export function numbers(hits) {
-  return `Numbers: ${SCORE}${hits.some((hit) => typeof hit.probability === "number") ? `; after it, ${PROBABILITY}` : ""}.`;
+  return `${SCORE}${hits.some((hit) => typeof hit.probability === "number") ? PROBABILITY : ""}`;
 }
 
-// `entries` are items or hits {item, score, same_class}; `classes: false` hides the class names.
-export function tiles(entries, label, { classes = true } = {}) {
-  const texts = entries.some((entry) => (entry.item ?? entry).text !== null);
+// A probability in whole per cent.
+export function likely(probability) {
+  const share = Math.round(100 * probability);
+  return `${share > 99 ? ">99" : share < 1 ? "<1" : share}\u00a0%`;
+}
+
+// `entries` are items or hits {item, score, same_class}; `classes: false` hides the class names. Scores have `digits`.
+export function tiles(entries, label, { classes = true, digits = 3 } = {}) {
+  const texts = entries.every((entry) => !(entry.item ?? entry).has_picture); // or vectors, of which only the name can be shown
   const list = h("ul", { class: texts ? "texts" : "tiles", "aria-label": label, onkeydown: walk });
-  list.append(...entries.map((entry) => tile(entry, classes)));
+  list.append(...entries.map((entry) => tile(entry, classes, digits)));
   return list;
 }
 
@@ -37,21 +43,22 @@ export function growing(items, all, label, load, options) {
   return [list, more];
 }
 
-function tile(entry, named) {
+function tile(entry, named, digits) {
   const item = entry.item ?? entry;
-  const other = entry.same_class === false ? "other class" : null;
-  const wrong = item.taken_for ? `taken for ${item.taken_for}` : other;
-  const likely = typeof entry.probability === "number" ? ` · ${entry.probability > 0.995 ? ">99" : Math.round(100 * entry.probability)}\u00a0%` : null;
+  const other = entry.same_class === false;
+  const wrong = item.taken_for ? `taken for ${item.taken_for}` : null;
+  const probability = typeof entry.probability === "number" ? ` · ${likely(entry.probability)}` : null;
   const caption = [
-    named ? h("span", { class: "class cut", title: item.class_name }, item.class_name) : null,
-    entry.score === undefined ? null : h("span", { class: "score", title: numbers([entry]) }, cosine(entry.score), likely),
+    named ? h("span", { class: "class cut", title: other ? `other class: ${item.class_name}` : item.class_name },
+      other ? ["✕ ", h("span", { class: "spoken" }, "other class: ")] : null, item.class_name) : null,
+    entry.score === undefined ? null : h("span", { class: "score", title: numbers([entry]) }, cosine(entry.score, digits), probability),
     wrong ? h("span", { class: "badge cut", title: wrong }, "✕ ", wrong) : null,
     item.note ? h("span", { class: "note cut", title: item.note }, item.note) : null,
     item.proposed ? h("span", { class: "note cut", title: `proposed: ${item.proposed}` }, "→ ", item.proposed) : null,
     item.tags?.length ? h("span", { class: "note cut", title: item.tags.join(", ") }, "# ", item.tags.join(", ")) : null,
   ];
   const stored = item.stored !== false; // an audit also names items that the store does not have
-  return h("li", { class: wrong ? "wrong" : null }, canSelect() && stored ? checkbox(item, nameOf(item)) : null,
+  return h("li", { class: wrong || other ? "wrong" : null }, canSelect() && stored ? checkbox(item, nameOf(item)) : null,
     h(stored ? "a" : "div", { href: stored && itemLink(item.id), title: nameOf(item) }, h("span", { class: "frame" }, thumbnail(item, { alt: named ? "" : nameOf(item) })),
       caption.some(Boolean) ? h("span", { class: "caption" }, caption) : null));
 }

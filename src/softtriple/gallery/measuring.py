@@ -1,0 +1,46 @@
+"""The nearest other item of every item, found in the background: minutes for a large store, which no page waits for."""
+
+import os
+import sys
+import threading
+
+from softtriple.gallery.analysis import Snapshot
+
+THREAD = "gallery-measuring"
+BLOCK = 512  # items at a time: a fraction of a second
+SHORT = 1.0  # seconds that a request waits, so that a small store is measured at once
+
+
+class Measuring:
+    """Measures the items of the latest snapshot, in random order; used by one thread besides its own."""
+
+    def __init__(self) -> None:
+        self._snapshot: Snapshot | None = None
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+
+    def start(self, snapshot: Snapshot) -> None:
+        """Measure ``snapshot``, if that has not begun, and wait for a moment."""
+        if snapshot is self._snapshot:
+            return
+        self.close()
+        self._snapshot, self._stop = snapshot, threading.Event()
+        self._thread = threading.Thread(target=_measure, args=(snapshot, self._stop), name=THREAD, daemon=True)
+        self._thread.start()
+        self._thread.join(SHORT)
+
+    def close(self) -> None:
+        """Stop within a fraction of a second."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._snapshot = self._thread = None
+
+
+def _measure(snapshot: Snapshot, stop: threading.Event) -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread and those it starts
+    for start in range(0, len(snapshot.items), BLOCK):
+        if stop.is_set():
+            return
+        snapshot.taken(snapshot.order[start : start + BLOCK])
