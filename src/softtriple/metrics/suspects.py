@@ -242,11 +242,11 @@ def deal(labels: Int[Tensor, " items"], folds: int, seed: int) -> Int[Tensor, " 
 
 @dataclass(frozen=True, eq=False)
 class _ClassModel:
-    """Mean direction of each class, its centres, and the logarithm of the share of its items that each holds."""
+    """Mean direction of each class, its centres, and the share of its items that each holds."""
 
     means: Float[Tensor, "classes dim"]
     centers: Float[Tensor, "classes k dim"]
-    log_shares: Float[Tensor, "classes k"]
+    shares: Float[Tensor, "classes k"]
     empty: Tensor  # classes without an item
 
     @staticmethod
@@ -255,19 +255,21 @@ class _ClassModel:
         anywhere = F.normalize(torch.ones(num_classes, CENTERS, vectors.shape[1]), dim=-1)
         centers = moved_to_data(anywhere, vectors, labels)
         counts = nearest_centers(vectors, labels, centers).bincount(minlength=num_classes * CENTERS)
-        shares = (counts.view(num_classes, CENTERS) + 0.5) / (counts.view(num_classes, CENTERS) + 0.5).sum(1)[:, None]
-        return _ClassModel(
-            F.normalize(means, dim=1), centers, shares.log(), labels.bincount(minlength=num_classes) == 0
-        )
+        counts = counts.view(num_classes, CENTERS) + 0.5
+        shares = counts / counts.sum(dim=1, keepdim=True)
+        return _ClassModel(F.normalize(means, dim=1), centers, shares, labels.bincount(minlength=num_classes) == 0)
 
     def log_probability(self, vectors: Float[Tensor, "batch dim"]) -> tuple[Tensor, Tensor]:
         """Mean log-probability of each class by means and by centres, and the cosine to the nearest centre."""
-        similarity = torch.einsum("bd,ckd->bck", vectors, self.centers)
-        similarity[:, self.empty] = -torch.inf
-        by_center = torch.logsumexp(SCALE * similarity + self.log_shares, dim=-1)
-        by_mean = (SCALE * vectors @ self.means.T).masked_fill(self.empty, -torch.inf)
-        both = (F.log_softmax(by_center, dim=1) + F.log_softmax(by_mean, dim=1)) / 2
-        return both.clamp_min(-1e4), similarity.flatten(1).amax(dim=1)
+        by_center = torch.zeros(len(vectors), len(self.means))
+        closeness = torch.full((len(vectors),), -1.0)
+        for centers, shares in zip(self.centers.unbind(dim=1), self.shares.T, strict=True):
+            similarity = (vectors @ centers.T).masked_fill_(self.empty, -torch.inf)
+            closeness = torch.maximum(closeness, similarity.amax(dim=1))
+            by_center += similarity.mul_(SCALE).exp_().mul_(shares)  # at most e to the power of SCALE
+        by_mean = (SCALE * vectors @ self.means.T).masked_fill_(self.empty, -torch.inf)
+        both = (F.log_softmax(by_center.log_(), dim=1) + F.log_softmax(by_mean, dim=1)) / 2
+        return both.clamp_min_(-1e4), closeness
 
 
 def _votes(
