@@ -72,6 +72,14 @@ def test_a_class_of_one_item_is_not_judged() -> None:
     assert check.odds[:-1].isfinite().all()
 
 
+@pytest.mark.parametrize(("classes", "size"), [(2, 1), (4, 3), (30, 1)])
+def test_few_items_without_structure_are_judged_with_care(classes: int, size: int) -> None:
+    features = torch.randn(classes * size, 8, generator=torch.Generator().manual_seed(0))
+    check = check_labels(features, torch.arange(classes).repeat_interleave(size))
+    assert not check.odds.isnan().any()
+    assert check.wrong.mean() < 0.5
+
+
 def test_folds_deal_each_class_evenly() -> None:
     labels = torch.from_numpy(np.random.default_rng(0).integers(0, 6, 100))
     fold = deal(labels, 5, 1)
@@ -82,9 +90,18 @@ def test_folds_deal_each_class_evenly() -> None:
 
 def test_reduction_keeps_the_largest_components() -> None:
     features, _ = clusters()
-    assert torch.allclose(reduced(features, 16), features - features.mean(dim=0))
+    assert torch.allclose(reduced(features, 16), features - features.mean(dim=0), atol=1e-5)
     values = torch.linalg.svdvals(features - features.mean(dim=0))
     assert float(reduced(features, 5).square().sum()) == pytest.approx(float(values[:5].square().sum()), rel=1e-4)
+
+
+def test_one_row_of_a_wrong_scale_does_not_decide_the_metric() -> None:
+    features, labels = clusters(noise=1.0)
+    scaled = features.clone()
+    scaled[7] *= 1000
+    expected, check = check_labels(features, labels), check_labels(scaled, labels)
+    others = torch.arange(len(labels)) != 7
+    assert float((expected.closeness - check.closeness)[others].abs().median()) < 0.05
 
 
 def test_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,4 +162,4 @@ def test_confusions_are_told_from_random_flips() -> None:
 def test_shares_of_sources_are_estimated() -> None:
     likelihood = torch.zeros(3, 1000, dtype=torch.float64)
     likelihood[0, :700] = likelihood[1, 700:] = 1.0
-    assert _shares(likelihood).tolist() == pytest.approx([0.7, 0.3, 0.0], abs=0.005)
+    assert _shares(likelihood).tolist() == pytest.approx([0.7, 0.3, 0.0], abs=0.01)

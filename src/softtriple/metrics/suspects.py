@@ -16,9 +16,8 @@ second factor is a mixture of where labels come from:
 
 - the true class,
 - any other class, each as likely: slips, shuffled files,
-- a class that is easily confused with the true one, in proportion to how much they overlap: the sum over the items of
-  the product of both probabilities. Labels do not enter, so wrong ones do not look like overlap. Powers of the overlap
-  let confusions go to the most similar class only.
+- a class that is easily confused with the true one, in proportion to the square of their overlap, which is the sum over
+  the items of the product of both probabilities. Labels do not enter it, so wrong ones do not look like overlap.
 
 How many labels come from each source, and the temperature of the probabilities, are estimated by maximum likelihood of
 the given labels. So the data say whether wrong labels are confusions, which is strong evidence about labels of similar
@@ -45,6 +44,7 @@ from softtriple.search import nearest
 # Chosen on the training halves of CUB, Omniglot, digits and glyphs (docs/audit.md).
 FOLDS = 5
 WIDTH = 512  # principal components
+LONGEST = 4.0  # row, in median lengths
 POWER, SHRINKAGE = 1.0, 0.3  # of the whitening
 CENTERS = 3
 SCALE = 20.0  # inverse temperature of similarities to centres
@@ -53,8 +53,9 @@ VOTE_TEMPERATURE = 0.1
 LEAST_VOTE = 0.1  # of a class without a neighbour
 TEMPERATURES = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0)
 CANDIDATES = 10  # other classes that an item may belong to
-SHARPNESS = (1, 4)  # powers of the overlap of classes
-STEPS = 50  # of the estimate of the shares
+SHARPNESS = 2  # power of the overlap of two classes
+PRIOR = (18.0, 1.0, 1.0)  # items with a right, a random and a confused label, added to the data
+STEPS = 50  # of the estimate of their shares
 TINY = 1e-300
 AT_ONCE = 1 << 24  # numbers in one scratch tensor
 
@@ -110,10 +111,11 @@ def check_labels(
     rows, fold, num_classes = reduced(features), deal(labels, folds, seed), int(labels.max()) + 1
     has_others = labels.bincount()[labels] > 1
     first = _judge(rows, labels, fold, torch.ones_like(has_others), partial(_half, progress, 0))
-    trusted = _log_posterior(first, has_others, num_classes)[:, 0] > math.log(0.5)
+    trusted = _log_odds(_log_posterior(first, has_others, num_classes)) < 0
+    trusted |= labels[trusted].bincount(minlength=num_classes)[labels] < 2  # a class needs items to compare with
     second = _judge(rows, labels, fold, trusted, partial(_half, progress, 1))
     posterior = _log_posterior(second, has_others, num_classes)
-    odds = posterior[:, 1:].logsumexp(dim=1) - posterior[:, 0]
+    odds = _log_odds(posterior)
     likeliest = 1 + posterior[:, 1:-1].argmax(dim=1)
     return LabelCheck(
         odds=odds.float().where(has_others, -torch.inf),
@@ -181,42 +183,51 @@ def _log_posterior(
     return result
 
 
+def _log_odds(log_posterior: Float[Tensor, "items columns"]) -> Float[Tensor, " items"]:
+    return log_posterior[:, 1:].logsumexp(dim=1) - log_posterior[:, 0]
+
+
 def _sources(
     probability: Float[Tensor, "items candidates"], classes: Int[Tensor, "items candidates"], num_classes: int
 ) -> Float[Tensor, "sources items columns"]:
     """Probability of the given label if an item is of each candidate class, or of another, by source of labels.
 
-    The sources: the true class, any other class, and classes confused with the true one for each `SHARPNESS`.
+    The sources: the true class, any other class, and the classes that are easily confused with the true one.
     """
     count, width = classes.shape
-    result = torch.zeros(2 + len(SHARPNESS), count, width + 1, dtype=torch.float64)
+    result = torch.zeros(3, count, width + 1, dtype=torch.float64)
     result[0, :, 0] = 1
     result[1, :, 1:] = 1 / max(num_classes - 1, 1)
     candidates, given = classes.numpy().flatten(), classes[:, 0].numpy().repeat(width)
     items = np.arange(count).repeat(width)
     memberships = csr_array((probability.flatten().numpy(), (items, candidates)), shape=(count, num_classes))
-    overlap = (memberships.T @ memberships).tocsr()
+    overlap = (memberships.T @ memberships).tocsr().power(SHARPNESS)
     overlap.setdiag(0)
-    for source, power in zip(result[2:], SHARPNESS, strict=True):
-        alike = overlap.power(power)
-        confused = alike[candidates, given] / alike.sum(axis=1).clip(TINY)[candidates]
-        source[:, :width] = torch.from_numpy(confused).view(count, width)
+    confused = overlap[candidates, given] / overlap.sum(axis=1).clip(TINY)[candidates]
+    result[2, :, :width] = torch.from_numpy(confused).view(count, width)
     return result
 
 
 def _shares(likelihood: Float[Tensor, "sources items"]) -> Float[Tensor, " sources"]:
-    """Shares of the sources in a mixture by expectation maximisation, with one item of each as a prior."""
-    shares = torch.full((len(likelihood),), 1 / len(likelihood), dtype=likelihood.dtype)
+    """Shares of the sources in a mixture by expectation maximisation."""
+    prior = torch.tensor(PRIOR, dtype=likelihood.dtype)
+    shares = prior / prior.sum()
     for _ in range(STEPS):
         joint = shares[:, None] * likelihood
-        counts = (joint / joint.sum(dim=0)).sum(dim=1) + 1
+        counts = (joint / joint.sum(dim=0)).sum(dim=1) + prior
         shares = counts / counts.sum()
     return shares
 
 
 def reduced(features: Float[Tensor, "items features"], width: int = WIDTH) -> Float[Tensor, "items width"]:
-    """Centred features, cut to their first ``width`` principal components."""
-    rows = features.float() - features.float().mean(dim=0)
+    """Centred features, cut to their first ``width`` principal components; far longer rows than usual are shortened.
+
+    A single row of a wrong scale would otherwise determine the components and the whitening.
+    """
+    rows = features.float() - features.float().median(dim=0).values
+    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    rows = rows * (LONGEST * lengths.median() / lengths.clamp_min(1e-30)).clamp_max(1)
+    rows = rows - rows.mean(dim=0)
     if rows.shape[1] <= width:
         return rows
     directions: Tensor = torch.linalg.eigh(rows.T @ rows).eigenvectors[:, -width:]
