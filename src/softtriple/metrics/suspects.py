@@ -225,7 +225,7 @@ def reduced(features: Float[Tensor, "items features"], width: int = WIDTH) -> Fl
     A single row of a wrong scale would otherwise determine the components and the whitening.
     """
     rows = features.float() - features.float().median(dim=0).values
-    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     rows = rows * (LONGEST * lengths.median() / lengths.clamp_min(1e-30)).clamp_max(1)
     rows = rows - rows.mean(dim=0)
     if rows.shape[1] <= width:
