@@ -2,6 +2,7 @@
 
     python benchmarks/audit.py --data digits cub:PATH --copies cub:PATH --items 100000
     python benchmarks/audit.py --data glyphs omniglot:PATH --train 3 --name audit-drawings
+    python benchmarks/audit.py --figure
 
 Flipped labels are ranked by `softtriple.metrics.suspects.check_labels`, by plain kNN disagreement and by confident
 learning (Northcutt et al., JAIR 2021), all on the same features: those that an audit of the data compares by, or with
@@ -12,6 +13,7 @@ precision at the true number of flips, both in per cent.
 
 import argparse
 import itertools
+import json
 import statistics
 import tempfile
 import time
@@ -20,10 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import machine, peak_memory, reset_peak_memory, save, table
+from matplotlib.figure import Figure
+from measuring import RESULTS, machine, peak_memory, reset_peak_memory, save, table
 from PIL import Image, ImageOps
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
@@ -37,17 +41,19 @@ from softtriple.metrics.audit import audit_items
 from softtriple.metrics.duplicates import SAME_PICTURE, candidate_pairs, same_pictures
 from softtriple.metrics.suspects import check_labels, deal
 from softtriple.progress import Reporter
+from softtriple.report.charts import COLORS, STYLE, svg
 from softtriple.search import nearest
 from softtriple.training.audit import starting_features
 from softtriple.training.loading import load_data
 
 MOST_CLASSES = 200  # of a set: logistic regression takes hours on more
-SMALL = 5000  # items up to which three seeds are drawn, else one
+SMALL = 5500  # items up to which three seeds are drawn, else one
 NEIGHBORS = 10
 FOLDS = 5
 NOISES = [(kind, share) for kind in ("random", "confusion") for share in (0.05, 0.2)]
 COPIES_OF_A_KIND = 100
 EVERY = 2  # test image, as an original
+FIGURE = Path(__file__).parents[1] / "docs" / "assets" / "audit.svg"
 
 
 def main() -> None:
@@ -58,7 +64,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--train", type=int, default=0, metavar="EPOCHS", help="train an encoder for the features")
     parser.add_argument("--name", default="audit", help="name of the files in benchmarks/results")
+    parser.add_argument("--figure", action="store_true", help="draw the results of both commands above instead")
     options = parser.parse_args()
+    if options.figure:
+        stored = [json.loads((RESULTS / f"{name}.json").read_text())["rows"] for name in ("audit", "audit-drawings")]
+        FIGURE.write_bytes(svg(draw(list(itertools.chain(*stored)))))
+        return
     rows = []
     for data in options.data:
         rows += flipped_labels(data, options.seeds, options.train)
@@ -175,7 +186,8 @@ def by_confident_learning(features: torch.Tensor, given: np.ndarray) -> np.ndarr
     off_diagonal = (confident.max(axis=1) > 0) & (confident.argmax(axis=1) != given)
     others = probability.copy()
     others[places, given] = -1
-    return others.max(axis=1) - own + 2.0 * off_diagonal
+    ranking: np.ndarray = others.max(axis=1) - own + 2.0 * off_diagonal
+    return ranking
 
 
 METHODS: dict[str, Callable[[torch.Tensor, np.ndarray], np.ndarray]] = {
@@ -317,6 +329,23 @@ def text(rows: list[dict[str, Any]]) -> str:
                 f"{row['gigabytes']:.2f} GB above the data; P@flips {row['precision']:.1f}"
             )
     return "\n\n".join(parts)
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Average precision by data set and method, one panel for each kind and share of noise."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 2.9), layout="constrained")
+        for axes, (kind, share) in zip(figure.subplots(1, len(NOISES), sharey=True), NOISES, strict=True):
+            panel = [row for row in rows if row.get("noise") == kind and row["share"] == share]
+            for place, (name, marker) in enumerate(zip(METHODS, "osD", strict=True)):
+                heights = [row[name][0] for row in panel]
+                axes.plot(range(len(panel)), heights, marker, color=COLORS[place], label=name, clip_on=False)
+            axes.set(title=f"{100 * share:.0f} % {kind}", xlim=(-0.5, len(panel) - 0.5), ylim=(0, 100))
+            axes.set_xticks(range(len(panel)), [row["data"] for row in panel], rotation=30)
+            axes.grid(axis="y")
+        figure.axes[0].set_ylabel("average precision (%)")
+        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+        return figure
 
 
 if __name__ == "__main__":

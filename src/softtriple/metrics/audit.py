@@ -4,7 +4,6 @@
 and classes in its result are numbers; names and pictures are added where they are shown.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from softtriple.losses.centers import spherical_kmeans
 from softtriple.metrics.duplicates import DuplicateGroup, find_duplicates
 from softtriple.metrics.suspects import LabelCheck, check_labels, deal, reduced, whitened
 
-SUSPECT = math.log(9)  # another class is nine times as likely as the given one
+SUSPECT = 0.2  # probability of a wrong label
 FEW_ITEMS = 5
 CONFUSABLE = 0.15  # share of the items of two classes that are taken for the other
 MERGE = 0.4  # of two classes that nothing tells apart, half of the items are
@@ -33,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Suspect:
-    """An item that is probably of class ``suggested``: log-odds against ``given``, and probability of a wrong label."""
+    """An item that is probably of class ``suggested``: log-odds and probability that ``given`` is wrong."""
 
     row: int
     given: int
@@ -104,8 +103,8 @@ def audit_items(
 
 
 def suspected(check: LabelCheck, labels: Int[Tensor, " items"]) -> list[Suspect]:
-    """The items whose label is in doubt, by decreasing odds of the other class."""
-    doubtful = (check.odds > SUSPECT).nonzero().flatten()
+    """The items whose label is in doubt, by decreasing odds of a wrong label."""
+    doubtful = (check.wrong > SUSPECT).nonzero().flatten()
     order = doubtful[check.odds[doubtful].argsort(descending=True, stable=True)]
     columns = (order, labels[order], check.suggested[order], check.odds[order], check.wrong[order])
     return [Suspect(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
