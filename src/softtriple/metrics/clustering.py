@@ -59,7 +59,7 @@ def kmeans(
     """
     if not 1 <= num_clusters <= len(vectors):
         raise UserError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
-    items = vectors.detach().float().cpu().contiguous()
+    items = _Items.of(vectors)
     random = np.random.default_rng(seed)
     if start is None and num_clusters > MANY:
         served = _start_in_rounds(items, num_clusters, random)
@@ -86,20 +86,14 @@ def cluster_means(
     return means.div_(sizes[:, None])
 
 
-def _lloyd(
-    items: Float[Tensor, "items dim"],
-    served: "_Service",
-    num_clusters: int,
-    iterations: int,
-    tolerance: float,
-) -> "_Service":
+def _lloyd(items: "_Items", served: "_Service", num_clusters: int, iterations: int, tolerance: float) -> "_Service":
     """Lloyd's iterations from ``served``, with centres relocated where that lowers the objective."""
     relocate = True
     for _ in range(iterations):
         moves = _relocations(served, num_clusters) if relocate else []
-        centers = cluster_means(items, torch.from_numpy(served.nearest), num_clusters)
+        centers = cluster_means(items.vectors, torch.from_numpy(served.nearest), num_clusters)
         for cluster, item in moves:
-            centers[cluster] = items[item]
+            centers[cluster] = items.vectors[item]
         better = _assign(items, centers)
         gain = served.objective - better.objective
         if gain > 0:
@@ -177,6 +171,18 @@ class Agreement:
         return float((cells * np.log(cells / independent)).sum() / len(groups)), sizes
 
 
+class _Items(NamedTuple):
+    """Vectors on the CPU and the squares of their lengths."""
+
+    vectors: Float[Tensor, "items dim"]
+    squares: Float[np.ndarray, " items"]
+
+    @staticmethod
+    def of(vectors: Float[Tensor, "items dim"]) -> "_Items":
+        vectors = vectors.detach().float().cpu()
+        return _Items(vectors, vectors.square().sum(dim=1).numpy())
+
+
 class _Service(NamedTuple):
     """The nearest centre of each item, the next one, and the squared distances to both."""
 
@@ -190,15 +196,13 @@ class _Service(NamedTuple):
         return float(self.distance.sum())
 
 
-def _best_draws(
-    items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator
-) -> Float[Tensor, "clusters dim"]:
+def _best_draws(items: _Items, num_clusters: int, random: np.random.Generator) -> Float[Tensor, "clusters dim"]:
     """Some of the items, far apart: each is the one of several drawn that lowers the objective most.
 
     This is k-means++ with trials, as in scikit-learn, on a sample.
     """
-    sample = items[torch.from_numpy(random.permutation(len(items))[: min(SAMPLED * num_clusters, MOST_SAMPLED)])]
-    squares = sample.square().sum(dim=1)
+    rows = random.permutation(len(items.vectors))[: min(SAMPLED * num_clusters, MOST_SAMPLED)]
+    sample, squares = items.vectors[rows], torch.from_numpy(items.squares[rows])
     with full_float32():
         between = torch.addmm(squares, sample, sample.T, alpha=-2).add_(squares[:, None]).clamp_(min=0).numpy()
     weights, distance = np.ones(len(sample)), np.full(len(sample), np.inf, dtype=np.float32)
@@ -214,9 +218,9 @@ def _best_draws(
     return sample[chosen]
 
 
-def _start_in_rounds(items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator) -> _Service:
+def _start_in_rounds(items: _Items, num_clusters: int, random: np.random.Generator) -> _Service:
     """Items far apart as the first centres, many in a round."""
-    count = len(items)
+    count = len(items.vectors)
     chosen: list[NDArray[np.int64]] = []
     weights = np.ones(count)
     served = _Service(*np.zeros((2, count), dtype=np.int64), *np.full((2, count), np.inf))
@@ -224,7 +228,7 @@ def _start_in_rounds(items: Float[Tensor, "items dim"], num_clusters: int, rando
         # The smallest of exponential times with rates `weights`: a weighted draw without replacement.
         times = random.exponential(size=count) / weights
         chosen.append(np.argpartition(times, len(part) - 1)[: len(part)])
-        served = _nearer(served, _assign(items, items[chosen[-1]]), int(part[0]))
+        served = _nearer(served, _assign(items, items.vectors[chosen[-1]]), int(part[0]))
         # Copies of a centre keep a tiny weight, so that enough items remain to be drawn.
         weights = np.maximum(served.distance, 1e-12)
         weights[np.concatenate(chosen)] = 1e-300
@@ -249,22 +253,21 @@ def _nearer(old: _Service, new: _Service, first: int) -> _Service:
     )
 
 
-def _assign(items: Float[Tensor, "items dim"], centers: Float[Tensor, "clusters dim"]) -> _Service:
+def _assign(items: _Items, centers: Float[Tensor, "clusters dim"]) -> _Service:
     """The two nearest centres of each item; where there is only one, the second is infinitely far."""
-    count = len(items)
+    count = len(items.vectors)
     served = _Service(*np.zeros((2, count), dtype=np.int64), *np.full((2, count), np.inf))
-    squares = torch.linalg.vector_norm(items, dim=1).square_().numpy()
     offsets = centers.square().sum(dim=1) / -2
     step = max(1, BLOCK // len(centers))
     for first in range(0, count, step):
         part = slice(first, first + step)
         # Half of the squared distance is smallest where this is largest.
         with full_float32():
-            closeness = torch.addmm(offsets, items[part], centers.T).numpy()
+            closeness = torch.addmm(offsets, items.vectors[part], centers.T).numpy()
         rows = np.arange(len(closeness))
         for cluster, distance in ((served.nearest, served.distance), (served.second, served.second_distance)):
             cluster[part] = closest = closeness.argmax(axis=1)
-            distance[part] = np.maximum(squares[part] - 2 * closeness[rows, closest], 0)
+            distance[part] = np.maximum(items.squares[part] - 2 * closeness[rows, closest], 0)
             closeness[rows, closest] = -np.inf
     return served
 

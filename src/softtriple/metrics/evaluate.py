@@ -254,7 +254,8 @@ def _rank(
         r_precision[part], average_precision[part] = precision
         hits = neighbor_labels == labels[asked][:, None]
         if hits.shape[1]:  # a single item has no neighbours
-            first_hit[part] = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, 0)
+            first = torch.from_numpy(hits.cpu().numpy().argmax(axis=1)).to(hits.device)  # many times as fast as torch
+            first_hit[part] = torch.where(hits.any(dim=1), first + 1, 0)
     unknown = rows[(first_hit == 0) & (positives[share] > 0)]
     first_hit[unknown - share.start] = first_hit_ranks(
         queries[unknown],
