@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sklearn.cluster import KMeans
 from sklearn.metrics import adjusted_mutual_info_score, normalized_mutual_info_score
 
+from softtriple.metrics import clustering
 from softtriple.metrics.clustering import Agreement, ami, cluster_means, kmeans, nmi, principal_components
 
 
@@ -51,12 +52,14 @@ def test_chance_scores_high_in_nmi_and_nothing_in_ami():
 
 
 @pytest.mark.parametrize(("count", "num_classes", "noise"), [(1500, 40, 0.5), (1500, 300, 0.8)])
-def test_objective_is_as_low_as_scikit_learns(count, num_classes, noise):
+# More clusters than MANY start in rounds, which cost less and end a little higher.
+@pytest.mark.parametrize(("many", "factor"), [(1000, 1.02), (1, 1.08)])
+def test_objective_is_as_low_as_scikit_learns(monkeypatch, count, num_classes, noise, many, factor):
+    monkeypatch.setattr(clustering, "MANY", many)
     vectors, _ = blobs(count, num_classes, 32, noise)
     ours = min(kmeans(vectors, num_classes, seed=seed).objective for seed in range(5))
     theirs = KMeans(num_classes, n_init=5, random_state=0).fit(vectors.numpy()).inertia_
-    # scikit-learn tries several items for each centre of its start; faiss from random items ends 14 to 39 % above it.
-    assert ours <= 1.08 * theirs
+    assert ours <= factor * theirs  # faiss from random items ends 14 to 39 % above scikit-learn
 
 
 def test_objective_is_that_of_the_clusters():
@@ -109,24 +112,37 @@ def test_ends_where_means_alone_gain_nothing():
     assert float(torch.cdist(vectors, means).amin(dim=1).square().sum()) == pytest.approx(objective, rel=1e-5)
 
 
+def test_blocks_of_items_change_no_cluster(monkeypatch):
+    vectors, _ = blobs(300, 20, 8, 0.5)
+    expected = kmeans(vectors, 20)
+    monkeypatch.setattr(clustering, "BLOCK", 20 * 7)
+    in_blocks = kmeans(vectors, 20)
+    assert in_blocks.clusters.equal(expected.clusters)
+    assert in_blocks.objective == pytest.approx(expected.objective, rel=1e-5)
+
+
 def test_well_separated_classes_are_found():
     vectors, labels = blobs(400, 20, 32, 0.05)
     best = min((kmeans(vectors, 20, seed=seed) for seed in range(5)), key=lambda run: run.objective)
     assert nmi(labels, best.clusters) == pytest.approx(1.0)
 
 
-def test_seed_decides():
+@pytest.mark.parametrize("many", [1000, 1])
+def test_seed_decides(monkeypatch, many):
+    monkeypatch.setattr(clustering, "MANY", many)
     vectors, _ = blobs(300, 30, 8, 1.0)
     first, again, other = (kmeans(vectors, 30, seed=seed) for seed in (3, 3, 4))
     assert first.clusters.equal(again.clusters)
     assert not first.clusters.equal(other.clusters)
 
 
-def test_more_clusters_than_distinct_items():
-    vectors = torch.eye(3)[torch.arange(12) % 3]
-    run = kmeans(vectors, 7)
+@pytest.mark.parametrize("many", [1000, 1])
+def test_more_clusters_than_distinct_items(monkeypatch, many):
+    monkeypatch.setattr(clustering, "MANY", many)
+    vectors = torch.eye(3)[torch.arange(60) % 3]
+    run = kmeans(vectors, 20)
     assert run.objective == pytest.approx(0.0, abs=1e-6)
-    assert ((run.clusters >= 0) & (run.clusters < 7)).all()
+    assert ((run.clusters >= 0) & (run.clusters < 20)).all()
 
 
 @pytest.mark.parametrize("num_clusters", [1, 5])

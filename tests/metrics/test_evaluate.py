@@ -92,10 +92,21 @@ def test_a_small_budget_changes_no_number():
 
 
 def test_many_classes_take_one_run_of_kmeans(monkeypatch):
-    monkeypatch.setattr(EVALUATION, "_MANY_CLASSES", 20)
+    monkeypatch.setattr(EVALUATION, "MANY", 20)
     runs = evaluate(sample(), bootstrap=0).kmeans
     assert runs is not None
     assert (runs.restarts, runs.nmi_spread, runs.ami_spread) == (1, None, None)
+
+
+@pytest.mark.parametrize("dim", [16, 512])
+def test_clusters_do_not_depend_on_how_classes_are_numbered(dim):
+    data = sample(dim=dim)
+    names = torch.from_numpy(np.random.default_rng(0).permutation(30))
+    reports = evaluate(data), evaluate(Embeddings(data.vectors, names[data.labels]))
+    assert reports[0].kmeans is not None
+    assert reports[1].kmeans is not None
+    assert reports[0].kmeans.objective == reports[1].kmeans.objective
+    assert (reports[0].nmi, reports[0].ami) == pytest.approx((reports[1].nmi, reports[1].ami), abs=1e-12)
 
 
 @pytest.mark.parametrize("budget", [1 << 14, 1 << 30])

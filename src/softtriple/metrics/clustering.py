@@ -1,23 +1,19 @@
 """Clustering quality: k-means, and how well its clusters agree with the classes (NMI, AMI).
 
 k-means minimises the squared Euclidean distance of unit vectors to means that are not normalised, as in the papers that
-report NMI. It uses every item (no subsampling). Runs are compared by their objective alone, never by labels, and the
-run with the lowest objective is reported.
+report NMI. Every item counts (no subsampling), except that a start is chosen from a random sample. Runs are compared by
+their objective alone, never by labels, and the run with the lowest objective is reported.
 
-With one cluster per five items, as on Stanford Online Products, starting from random items leaves a third of the groups
-without a centre, and Lloyd's iterations cannot repair that. So the start is drawn as in k-means++, with probability
-proportional to the squared distance to the centres so far, but in a few large rounds that together cost as much as one
-iteration. Every iteration also moves centres that contribute little to items that are far from any centre, where that
-lowers the objective. A few iterations then reach a lower objective than twenty from random items: 29 990 against 30 140
-(faiss.Kmeans) on vectors of that size, in a quarter of the time.
-
-With few clusters, runs can be short and on some of the items or on their principal components, which costs a fraction,
-and the best of them be continued on everything (`softtriple.metrics.evaluate`).
+The start decides how low the objective ends: Lloyd's iterations do not move a centre from a group that has two to one
+that has none. With few clusters centres are drawn one by one as in k-means++, with probability proportional to the
+squared distance to the centres so far, and each is the best of several draws. With many, as on Stanford Online
+Products, that takes too long: they are drawn in a few large rounds that together cost as much as one iteration. Every
+iteration also moves centres that contribute little to items that are far from any centre, where that lowers the
+objective. A few iterations then reach a lower objective than twenty from random items.
 """
 
 from typing import NamedTuple
 
-import faiss
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -26,10 +22,18 @@ from scipy.special import gammaln
 from torch import Tensor
 
 from softtriple.errors import UserError
+from softtriple.search.products import full_float32
 
-# k-means++ draws one centre per round; more and smaller rounds than these did not lower the objective.
+# With more clusters an iteration takes seconds, and runs differ little because chance averages out over thousands of
+# clusters: the first centres are then drawn in so many rounds, and one run is enough.
+MANY = 1000
 ROUNDS = 16
-CENTERS_PER_ROUND = 25
+# Items from which the first centres are drawn, for each of them. Of 10, 20 and all, tried on the synthetic sets of
+# benchmarks/evaluate.py, 10 ended with as low an objective.
+SAMPLED = 10
+MOST_SAMPLED = 4096  # whose distances from each other take 64 MB
+# Products of items and centres at a time, 16 MB of them.
+BLOCK = 1 << 22
 
 
 class Clustering(NamedTuple):
@@ -48,18 +52,19 @@ def kmeans(
     iterations: int = 20,
     tolerance: float = 1e-4,
 ) -> Clustering:
-    """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from the centres ``start`` or a spread start.
+    """Clusters of ``vectors``, found on the CPU by Lloyd's iterations from ``start`` or from items far apart.
 
     It stops after ``iterations``, or when an iteration without relocated centres lowers the objective by less than the
     share ``tolerance``.
     """
     if not 1 <= num_clusters <= len(vectors):
         raise UserError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
-    items = vectors.detach().float().cpu().contiguous()
-    if start is None:
-        served = _spread_start(items, num_clusters, np.random.default_rng(seed))
+    items = _Items.of(vectors)
+    random = np.random.default_rng(seed)
+    if start is None and num_clusters > MANY:
+        served = _start_in_rounds(items, num_clusters, random)
     else:
-        served = _assign(items, start, seconds=True)
+        served = _assign(items, _best_draws(items, num_clusters, random) if start is None else start)
     served = _lloyd(items, served, num_clusters, iterations, tolerance)
     return Clustering(torch.from_numpy(served.nearest), served.objective)
 
@@ -81,30 +86,22 @@ def cluster_means(
     return means.div_(sizes[:, None])
 
 
-def _lloyd(
-    items: Float[Tensor, "items dim"],
-    served: "_Service",
-    num_clusters: int,
-    iterations: int,
-    tolerance: float,
-) -> "_Service":
+def _lloyd(items: "_Items", served: "_Service", num_clusters: int, iterations: int, tolerance: float) -> "_Service":
     """Lloyd's iterations from ``served``, with centres relocated where that lowers the objective."""
     relocate = True
     for _ in range(iterations):
         moves = _relocations(served, num_clusters) if relocate else []
-        centers = cluster_means(items, torch.from_numpy(served.nearest), num_clusters)
+        centers = cluster_means(items.vectors, torch.from_numpy(served.nearest), num_clusters)
         for cluster, item in moves:
-            centers[cluster] = items[item]
-        better = _assign(items, centers, relocate)
+            centers[cluster] = items.vectors[item]
+        better = _assign(items, centers)
         gain = served.objective - better.objective
         if gain > 0:
             served = better
         if gain <= tolerance * served.objective:
             if not moves:
                 break
-            # The gain of a move is an estimate. From here on no centre is relocated, and the second nearest, which
-            # takes longer to find, is not needed.
-            relocate = False
+            relocate = False  # the gain of a move is an estimate
     return served
 
 
@@ -174,6 +171,18 @@ class Agreement:
         return float((cells * np.log(cells / independent)).sum() / len(groups)), sizes
 
 
+class _Items(NamedTuple):
+    """Vectors on the CPU and the squares of their lengths."""
+
+    vectors: Float[Tensor, "items dim"]
+    squares: Float[np.ndarray, " items"]
+
+    @staticmethod
+    def of(vectors: Float[Tensor, "items dim"]) -> "_Items":
+        vectors = vectors.detach().float().cpu()
+        return _Items(vectors, vectors.square().sum(dim=1).numpy())
+
+
 class _Service(NamedTuple):
     """The nearest centre of each item, the next one, and the squared distances to both."""
 
@@ -187,18 +196,39 @@ class _Service(NamedTuple):
         return float(self.distance.sum())
 
 
-def _spread_start(items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator) -> _Service:
-    """Items far apart as the first centres."""
-    count = len(items)
+def _best_draws(items: _Items, num_clusters: int, random: np.random.Generator) -> Float[Tensor, "clusters dim"]:
+    """Some of the items, far apart: each is the one of several drawn that lowers the objective most.
+
+    This is k-means++ with trials, as in scikit-learn, on a sample.
+    """
+    rows = random.permutation(len(items.vectors))[: min(SAMPLED * num_clusters, MOST_SAMPLED)]
+    sample, squares = items.vectors[rows], torch.from_numpy(items.squares[rows])
+    with full_float32():
+        between = torch.addmm(squares, sample, sample.T, alpha=-2).add_(squares[:, None]).clamp_(min=0).numpy()
+    weights, distance = np.ones(len(sample)), np.full(len(sample), np.inf, dtype=np.float32)
+    chosen: list[int] = []
+    for draws in random.random((num_clusters, 2 + int(np.log(num_clusters)))):
+        cumulative = weights.cumsum(dtype=np.float64)
+        drawn = np.searchsorted(cumulative, draws * cumulative[-1], side="right")
+        drawn = np.minimum(drawn, len(sample) - 1)  # past the end if only copies of centres are left
+        distances = np.minimum(between[drawn], distance)
+        best = distances.sum(axis=1).argmin()
+        weights = distance = distances[best]
+        chosen.append(int(drawn[best]))
+    return sample[chosen]
+
+
+def _start_in_rounds(items: _Items, num_clusters: int, random: np.random.Generator) -> _Service:
+    """Items far apart as the first centres, many in a round."""
+    count = len(items.vectors)
     chosen: list[NDArray[np.int64]] = []
     weights = np.ones(count)
     served = _Service(*np.zeros((2, count), dtype=np.int64), *np.full((2, count), np.inf))
-    rounds = min(ROUNDS, -(-num_clusters // CENTERS_PER_ROUND))
-    for part in np.array_split(np.arange(num_clusters), rounds):
+    for part in np.array_split(np.arange(num_clusters), ROUNDS):
         # The smallest of exponential times with rates `weights`: a weighted draw without replacement.
         times = random.exponential(size=count) / weights
         chosen.append(np.argpartition(times, len(part) - 1)[: len(part)])
-        served = _nearer(served, _assign(items, items[chosen[-1]], seconds=True), int(part[0]))
+        served = _nearer(served, _assign(items, items.vectors[chosen[-1]]), int(part[0]))
         # Copies of a centre keep a tiny weight, so that enough items remain to be drawn.
         weights = np.maximum(served.distance, 1e-12)
         weights[np.concatenate(chosen)] = 1e-300
@@ -223,34 +253,42 @@ def _nearer(old: _Service, new: _Service, first: int) -> _Service:
     )
 
 
-def _assign(items: Float[Tensor, "items dim"], centers: Float[Tensor, "clusters dim"], seconds: bool) -> _Service:
-    """Each item's nearest centre, and the next one if ``seconds`` is set; where there is none it is infinitely far."""
-    found, clusters = faiss.knn(items.numpy(), centers.numpy(), min(1 + seconds, len(centers)))
-    distances: NDArray[np.float64] = np.maximum(found, 0, dtype=np.float64)
-    if distances.shape[1] == 1:
-        return _Service(clusters[:, 0], clusters[:, 0], distances[:, 0], np.full(len(items), np.inf))
-    return _Service(clusters[:, 0], clusters[:, 1], distances[:, 0], distances[:, 1])
+def _assign(items: _Items, centers: Float[Tensor, "clusters dim"]) -> _Service:
+    """The two nearest centres of each item; where there is only one, the second is infinitely far."""
+    count = len(items.vectors)
+    served = _Service(*np.zeros((2, count), dtype=np.int64), *np.full((2, count), np.inf))
+    offsets = centers.square().sum(dim=1) / -2
+    step = max(1, BLOCK // len(centers))
+    for first in range(0, count, step):
+        part = slice(first, first + step)
+        # Half of the squared distance is smallest where this is largest.
+        with full_float32():
+            closeness = torch.addmm(offsets, items.vectors[part], centers.T).numpy()
+        rows = np.arange(len(closeness))
+        for cluster, distance in ((served.nearest, served.distance), (served.second, served.second_distance)):
+            cluster[part] = closest = closeness.argmax(axis=1)
+            distance[part] = np.maximum(items.squares[part] - 2 * closeness[rows, closest], 0)
+            closeness[rows, closest] = -np.inf
+    return served
 
 
 def _relocations(served: _Service, num_clusters: int) -> list[tuple[int, int]]:
     """Clusters that cost less to give up than the item that they are moved to gains."""
     # Without its centre a cluster's items go to their second; an empty cluster costs nothing.
     loss = np.bincount(served.nearest, served.second_distance - served.distance, minlength=num_clusters)
-    by_cluster = np.argsort(served.nearest, kind="stable")
-    bounds = np.searchsorted(served.nearest[by_cluster], np.arange(num_clusters + 1))
-    # The worst served item of each cluster: a later write wins.
-    by_distance = np.argsort(served.distance, kind="stable")
+    farthest = np.full(num_clusters, -np.inf)
+    np.maximum.at(farthest, served.nearest, served.distance)
+    [items] = np.nonzero(served.distance == farthest[served.nearest])
     worst = np.full(num_clusters, -1)
-    worst[served.nearest[by_distance]] = by_distance
-    worst = worst[worst >= 0]
-    worst = worst[np.argsort(-served.distance[worst], kind="stable")]
+    worst[served.nearest[items]] = items  # one item of each cluster: a later write wins
+    worst = worst[np.argsort(-farthest, kind="stable")][: int((worst >= 0).sum())]
     moves: list[tuple[int, int]] = []
     kept = np.zeros(num_clusters, dtype=bool)  # others rely on these
     given_up = np.zeros(num_clusters, dtype=bool)
     for cluster, item in zip(np.argsort(loss, kind="stable"), worst, strict=False):
         if served.distance[item] <= loss[cluster]:
             break
-        seconds = served.second[by_cluster[bounds[cluster] : bounds[cluster + 1]]]
+        seconds = served.second[served.nearest == cluster]
         if not kept[cluster] and not given_up[served.nearest[item]] and not given_up[seconds].any():
             moves.append((int(cluster), int(item)))
             given_up[cluster] = True

@@ -18,23 +18,19 @@ from torch import Tensor
 from softtriple import dist
 from softtriple.data import read_vectors
 from softtriple.errors import UserError, counted
-from softtriple.metrics.clustering import Agreement, Clustering, cluster_means, kmeans, principal_components
+from softtriple.metrics.clustering import MANY, Agreement, Clustering, cluster_means, kmeans, principal_components
 from softtriple.metrics.intervals import class_intervals
 from softtriple.metrics.report import ClassResult, KMeansRuns, Report
 from softtriple.metrics.retrieval import precision_per_query
 from softtriple.search.knn import as_rows, query_blocks
 from softtriple.search.ranks import first_hit_ranks, hit_rows
 
-# With more classes an iteration of k-means takes seconds, and runs differ little because chance averages out over
-# thousands of clusters: one run, which stops when an iteration gains less than one percent.
-_MANY_CLASSES = 1000
-# Iterations of every run of k-means with fewer classes, of which only the best is continued. Of 5 and 8, tried on the
-# synthetic sets of benchmarks/evaluate.py with 512 dimensions, 8 ended with the lower objective.
-_HEAT = 8
-_ITEMS_PER_CLUSTER = 30  # on average, in these runs
-# Principal components on which k-means runs first, for vectors with at least four times as many dimensions and few
-# classes: with many, clusters differ in more directions, and k-means ended with a higher objective.
-_COMPONENTS = 64
+# Iterations of every run of k-means with few classes, of which only the best is continued.
+_HEAT = 6
+# Principal components on which these run, for vectors with at least twice as many dimensions: noise matters less.
+# Of 2 to 8 iterations and 64 or 128 components, tried on the synthetic sets of benchmarks/evaluate.py, these ended with
+# the lowest objective for the time.
+_COMPONENTS = 128
 # Queries with at most this many positives are searched together. Larger numbers are grouped by powers of two, so that
 # one large class does not make every query collect as many candidates.
 _SHALLOW = 128
@@ -121,12 +117,10 @@ def evaluate(
         queries = _unit(asked.vectors)
         items = queries if searched is None else _unit(searched.vectors)
         ranking = _rank(queries, asked.labels, items, (searched or asked).labels, memory_budget)
-        by_class = asked.labels.argsort(stable=True)  # means and k-means add up in this order
-        ranking = _Ranking(*(column[by_class] for column in ranking))
         answerable = ranking.positives > 0
         if not answerable.any():
             raise UserError("no query has another item of its class to find: at least one class needs two items")
-        ranks, classes = ranking.first_hit[answerable], asked.labels[by_class][answerable]
+        ranks, classes = ranking.first_hit[answerable], asked.labels[answerable]
         values = {f"recall@{k}": (ranks <= k).double() for k in sorted(set(recall_at))}
         values["precision_at_1"] = (ranks == 1).double()
         values["r_precision"] = ranking.r_precision[answerable]
@@ -135,8 +129,8 @@ def evaluate(
     num_classes = len(torch.unique(asked.labels))
     with _timed(seconds, "clustering"):
         if kmeans_restarts is None:
-            kmeans_restarts = 5 if num_classes <= _MANY_CLASSES else 1
-        runs = _cluster(queries[by_class], asked.labels[by_class], kmeans_restarts, seed) if kmeans_restarts else None
+            kmeans_restarts = 5 if num_classes <= MANY else 1
+        runs = _cluster(queries.cpu(), asked.labels, kmeans_restarts, seed) if kmeans_restarts else None
     with _timed(seconds, "intervals"):
         columns = torch.stack(list(values.values()), dim=1)
         several = bootstrap and len(torch.unique(classes)) > 1  # one class does not show how classes differ
@@ -260,7 +254,8 @@ def _rank(
         r_precision[part], average_precision[part] = precision
         hits = neighbor_labels == labels[asked][:, None]
         if hits.shape[1]:  # a single item has no neighbours
-            first_hit[part] = torch.where(hits.any(dim=1), hits.int().argmax(dim=1) + 1, 0)
+            first = torch.from_numpy(hits.cpu().numpy().argmax(axis=1)).to(hits.device)  # many times as fast as torch
+            first_hit[part] = torch.where(hits.any(dim=1), first + 1, 0)
     unknown = rows[(first_hit == 0) & (positives[share] > 0)]
     first_hit[unknown - share.start] = first_hit_ranks(
         queries[unknown],
@@ -289,33 +284,26 @@ class _Clusters(NamedTuple):
 
 
 def _cluster(vectors: Float[Tensor, "items dim"], labels: Int[Tensor, " items"], restarts: int, seed: int) -> _Clusters:
-    """NMI and AMI by k-means; ``vectors`` are in the order of their classes.
+    """NMI and AMI by k-means.
 
-    With many classes they are those of the best run. With few, short runs on some of the items compete, and the best of
-    them is continued on all.
+    With many classes they are those of the best run. With few, short runs compete, and the best of them is continued.
     """
     num_clusters = len(torch.unique(labels))
-    many = num_clusters > _MANY_CLASSES
-    wide = vectors.shape[1] >= 4 * _COMPONENTS and len(vectors) > 1 and not many
+    many = num_clusters > MANY
+    wide = vectors.shape[1] >= 2 * _COMPONENTS and len(vectors) > 1 and not many
     sketch = principal_components(vectors, _COMPONENTS) if wide else vectors
-    some = slice(None, None, 1 if many else max(1, round(len(vectors) / (_ITEMS_PER_CLUSTER * num_clusters))))
-    agreement = Agreement(labels[some])
+    options: dict[str, Any] = {"tolerance": 1e-2} if many else {"iterations": _HEAT}
+    agreement = Agreement(labels)
 
     def run(restart: int) -> tuple[Clustering, float, float]:
-        options = {"tolerance": 1e-2} if many else {"iterations": _HEAT}
-        clustering = kmeans(sketch[some], num_clusters, seed=seed + restart, **options)
+        clustering = kmeans(sketch, num_clusters, seed=seed + restart, **options)
         return clustering, agreement.nmi(clustering.clusters), agreement.ami(clustering.clusters)
 
     of_ranks = dist.gather_objects([run(restart) for restart in range(restarts)[dist.share(restarts)]])
     runs, nmis, amis = zip(*itertools.chain.from_iterable(of_ranks), strict=True)
     best = min(runs, key=lambda run: run.objective)
     if not many:
-        agreement = Agreement(labels)
-        centers = cluster_means(sketch[some], best.clusters, num_clusters)
-        best = kmeans(sketch, num_clusters, start=centers)
-    if wide:
-        centers = cluster_means(vectors, best.clusters, num_clusters)
-        best = kmeans(vectors, num_clusters, start=centers)
+        best = kmeans(vectors, num_clusters, start=cluster_means(vectors, best.clusters, num_clusters))
     summary = KMeansRuns(
         seed=seed,
         restarts=restarts,
