@@ -12,6 +12,7 @@ from softtriple.config import Config, ModelConfig
 from softtriple.data import Split
 from softtriple.errors import UserError, counted
 from softtriple.models import Encoder
+from softtriple.models.allocation import reusing_memory
 from softtriple.models.features import Reading, item_feed
 from softtriple.progress import Reporter, duration
 from softtriple.training.auto import LARGER_INPUT, TUNED_EPOCHS, resolve_precision
@@ -136,7 +137,8 @@ def _items_per_second(
             torch.cuda.synchronize(device)
         encoder.zero_grad(set_to_none=True)
 
-    return len(rows) / _seconds(forward), len(rows) / _seconds(forward_and_backward)
+    with reusing_memory():
+        return len(rows) / _seconds(forward), len(rows) / _seconds(forward_and_backward)
 
 
 def _seconds(function: Callable[[], None]) -> float:
