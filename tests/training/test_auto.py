@@ -10,8 +10,10 @@ from softtriple.errors import UserError
 from softtriple.progress import Reporter
 from softtriple.training import auto as choices
 from softtriple.training.auto import (
+    Precision,
     check_compile,
     check_dims,
+    embedding_type,
     resolve,
     resolve_compile,
     resolve_dim,
@@ -222,6 +224,28 @@ def test_the_processor_decides_the_precision(
     config = resolve_precision(with_settings(Config(), settings), torch.device("cpu"), QUIET)
     assert config.train.precision == precision
     assert resolve_precision(config, torch.device("cpu"), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("backbone", "precision", "instructions", "expected"),
+    [
+        ("efficientnet-lite0", "auto", ["avx512_bf16"], torch.bfloat16),
+        ("hf:facebook/dinov2-small", "auto", ["amx_bf16"], torch.bfloat16),
+        ("efficientnet-lite0", "auto", ["avx512_f"], None),
+        ("conv-small", "auto", ["avx512_bf16"], None),
+        ("efficientnet-lite0", "float32", ["avx512_bf16"], None),
+        ("conv-small", "bfloat16", [], torch.bfloat16),
+    ],
+)
+def test_the_processor_decides_the_precision_of_embedding(
+    backbone: str,
+    precision: Precision,
+    instructions: list[str],
+    expected: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(instructions, True))
+    assert embedding_type(backbone, precision, torch.device("cpu"), QUIET) == expected
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,8 @@ HELD_OUT, FEWEST_HELD_OUT, FEWEST_TO_HOLD_OUT = 0.125, 5, 20
 HEAD_RATE = 4e-4
 COMPILED_STEPS = 2000  # fewer do not earn back the minutes that compiling takes
 
+Precision = Literal["auto", "float32", "bfloat16"]  # of embedding
+
 CENTERS = "centers_per_class"
 PREFIXES = "prefixes"
 CUSTOM = "module:"  # before the class of a backbone or loss that the caller passed, and only the caller can pass again
@@ -142,13 +144,27 @@ def resolve_precision(config: Config, device: torch.device, reporter: Reporter) 
         return config
     precision: Literal["float32", "bfloat16", "float16"]
     if device.type == "cuda":
-        precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+        precision = "bfloat16" if has_bfloat16(device) else "float16"
     elif trains_head_only(config) or not starts_from_weights(config.model.backbone):
         precision = "float32"
     else:
-        precision = "bfloat16" if _computes_bfloat16() else "float32"
-        reporter.note(f"precision: {precision}, by the instructions of this processor")
+        precision = "bfloat16" if has_bfloat16(device) else "float32"
+        has = "has" if precision == "bfloat16" else "has no"
+        reporter.note(f"precision: {precision} (this processor {has} bfloat16 instructions)")
     return replace(config, train=replace(config.train, precision=precision))
+
+
+def embedding_type(backbone: str, precision: Precision, device: torch.device, reporter: Reporter) -> torch.dtype | None:
+    """The type that ``backbone`` computes in where items are only embedded; None is float32.
+
+    "auto" is bfloat16 for pretrained networks where the device has instructions for it, and never depends on a timing.
+    """
+    if precision == "auto":
+        precision = "bfloat16" if starts_from_weights(backbone) and has_bfloat16(device) else "float32"
+    if precision == "float32":
+        return None
+    reporter.note("precision: bfloat16 (--precision float32 is slower and more exact)")
+    return torch.bfloat16
 
 
 def resolve_compile(config: Config, items: int, device: torch.device, reporter: Reporter) -> Config:
@@ -186,7 +202,10 @@ def missing_for_compile(device: torch.device) -> str | None:
     return None
 
 
-def _computes_bfloat16() -> bool:
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether ``device`` has instructions for bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # Older versions of PyTorch do not tell.
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
