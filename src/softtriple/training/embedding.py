@@ -71,8 +71,8 @@ def write_embeddings(
             vectors=torch.cat(parts).numpy(), labels=labels, class_names=benchmark.class_names, paths=paths or None
         )
         write_vectors(out, content)
-    dist.barrier()  # blocks stay until the file is complete
-    _remove_blocks(folder)
+    with dist.main_first():  # blocks stay until the file is complete
+        _remove_blocks(folder)
     return len(labels)
 
 
@@ -119,13 +119,11 @@ def _key(encoder: Encoder, split: Split, feed: Feed, half: torch.dtype | None) -
 
 def _remove_blocks(folder: Path, keep: Collection[str] = ()) -> bool:
     """Remove blocks with other keys than ``keep``, and the folder if that leaves it empty; whether blocks are left."""
-    if not folder.is_dir():
-        return False
     remove_partial(folder)
-    blocks = [(file, match[1]) for file in folder.iterdir() if (match := _BLOCK_NAME.fullmatch(file.name))]
+    blocks = [(file, match[1]) for file in folder.glob("*.npy") if (match := _BLOCK_NAME.fullmatch(file.name))]
     for file, key in blocks:
         if key not in keep:
             file.unlink(missing_ok=True)
-    with suppress(OSError):  # not empty
+    with suppress(OSError):  # not empty, or not there
         folder.rmdir()
     return any(key in keep for _, key in blocks)
