@@ -30,6 +30,7 @@ from softtriple.progress import Reporter
 from training import BACKBONES, draw_images
 
 QUIET = Reporter(quiet=True)
+NUMBERS = itertools.count()  # of stores, which are new in every round
 AXES = ("backbone", "size", "threads", "precision")
 RATIOS = {"embed of the limit": ("embed", "limit"), "index of the limit": ("index", "limit")}
 RATIOS |= {"limit × bare": ("limit", "bare")}
@@ -66,7 +67,6 @@ def measure(folder: Path, backbone: str, size: int, precision: Any, rounds: int)
     feed = Feeds(encoder, reporter=QUIET).single_pass(split)
     batches = list(in_order(len(split), EMBEDDING_BATCH))
     inputs = next(feed.batches(batches[:1], 0))[0]
-    numbers = itertools.count()
 
     def forward(network: Encoder) -> None:
         for batch in batches:
@@ -80,7 +80,7 @@ def measure(folder: Path, backbone: str, size: int, precision: Any, rounds: int)
     ways: dict[str, Callable[[], object]] = {
         "embed": lambda: run.write_embeddings(data, folder / "out.npz", precision=precision),
         "limit": fast_forward,
-        "index": lambda: run.index(data, str(folder / f"store-{next(numbers)}"), precision=precision),
+        "index": lambda: run.index(data, str(folder / f"store-{next(NUMBERS)}"), precision=precision),
         "bare": lambda: forward(encoder),
         "decode": lambda: [None for _ in feed.batches(batches, 0)],
     }

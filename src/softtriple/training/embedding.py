@@ -55,6 +55,7 @@ def write_embeddings(
     folder = out.with_name(f"{out.name}.partial")
     with dist.main_first():
         finished = _remove_blocks(folder, keep=keys)
+    dist.barrier()  # no rank cleans up while another already writes
     if finished:
         reporter.note(f"continuing with the finished blocks in {folder}")
     with reporter.task("embedding") as update:
