@@ -52,6 +52,16 @@ def test_a_budget_is_spent_on_as_much_of_the_network_as_it_allows(minutes: int, 
     assert plans[-1].trainable == "head"
 
 
+def test_a_budget_too_short_for_all_layers_says_how_long_they_would_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_seconds", lambda function: 98.0)  # for ten items
+    arguments = (Encoder.from_backbone("conv-small", dim=4), DRAWINGS, Reading(View(size=224, resize=256)))
+    config = with_settings(Config(), ["train.minutes=0.1", "train.epochs=20"])
+    choose_trainable(config, *arguments, torch.device("cpu"), Reporter())
+    assert "160 pixels would take at least 3 min" in capsys.readouterr().err  # 4 epochs of 98 / 1.96 seconds
+
+
 def test_a_plan_is_recorded_instead_of_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_seconds", lambda function: 1.0)  # for ten items
     items = DRAWINGS

@@ -189,7 +189,7 @@ def check_compile(config: Config, device: torch.device) -> None:
     """UserError if the network is to be compiled and there is no compiler."""
     missing = missing_for_compile(device)
     if config.train.compile == "on" and missing is not None:
-        raise UserError(f"train.compile = 'on' needs {missing}; or leave it out: --set train.compile=off")
+        raise UserError(f"train.compile = 'on' needs {missing}; or turn it off: --set train.compile=off")
 
 
 def missing_for_compile(device: torch.device) -> str | None:

@@ -29,8 +29,8 @@ def check_budget(config: Config) -> None:
     """UserError for a budget that has nothing to decide."""
     if config.train.minutes is not None and config.model.trainable != "auto":
         raise UserError(
-            f"train.minutes = {config.train.minutes:g}: a budget decides how much of a network with published weights "
-            f"is trained, but here that is model.trainable = {config.model.trainable!r}; set train.epochs instead"
+            f"train.minutes = {config.train.minutes:g}: a time budget chooses how much of a pretrained network to "
+            f"train, but here model.trainable = {config.model.trainable!r}; set train.epochs instead"
         )
 
 
@@ -44,9 +44,9 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         if self.trainable == "head":
-            return f"head on cached features: {duration(self.seconds)}"
-        size = "" if self.input_size is None else f" at {self.input_size} pixels"
-        return f"all layers{size}, {counted(self.epochs, 'epoch')}: {duration(self.seconds)}"
+            return f"head on cached features, about {duration(self.seconds)}"
+        epochs = counted(self.epochs, "epoch")
+        return f"all layers at {self.input_size} pixels for {epochs}, about {duration(self.seconds)}"
 
 
 def plan_training(
@@ -66,11 +66,15 @@ def plan_training(
     """
     plans = []
     for pixels in candidates:
-        speed = training * (size / pixels) ** 2
-        affordable = min(epochs, int(seconds * speed / items))
+        affordable = min(epochs, int(seconds / _epoch_seconds(items, size, pixels, training)))
         if affordable >= min(FEWEST_EPOCHS, epochs):
-            plans.append(Plan("all", pixels, affordable, items * affordable / speed))
+            plans.append(Plan("all", pixels, affordable, affordable * _epoch_seconds(items, size, pixels, training)))
     return [*plans, Plan("head", None, epochs, items * views / forward)]
+
+
+def _epoch_seconds(items: int, size: int, pixels: int, training: float) -> float:
+    """Seconds of an epoch on images of ``pixels``, given images per second at ``size``."""
+    return items / (training * (size / pixels) ** 2)
 
 
 def choose_trainable(
@@ -100,9 +104,11 @@ def choose_trainable(
     speeds = _items_per_second(encoder, split, reading, device, half)
     candidates = [native, SMALL_INPUT] if native > SMALL_INPUT and not own_size else [native]
     plans = plan_training(len(split), size, candidates, train.views, epochs, *speeds, 60 * train.minutes)
-    reporter.note(f"plan: {plans[0]}" + "".join(f"; or {other}" for other in plans[1:]))
-    best = plans[0]
+    best, *others = plans
+    reporter.note(f"plan: {best}" + "".join(f"; or {other}" for other in others))
     if best.input_size is None:
+        least = min(FEWEST_EPOCHS, epochs) * _epoch_seconds(len(split), size, candidates[-1], speeds[1])
+        reporter.note(f"training all layers at {candidates[-1]} pixels would take at least {duration(least)}")
         return replace(config, model=replace(model, trainable="head"), train=replace(train, minutes=None))
     train = replace(train, epochs=best.epochs, minutes=None)
     return replace(config, model=_with_all_layers(model, size, best.input_size), train=train)
