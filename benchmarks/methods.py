@@ -2,7 +2,8 @@
 
     python benchmarks/methods.py [--data glyphs] [--losses softtriple,proxy-nca] [--epochs 4] [--seeds 3] [--lr 1e-3]
 
-Every method uses its default settings; nothing is tuned. The first row is the encoder before training.
+Every method uses its default settings; nothing is tuned. The first row is the encoder before training. More settings,
+and another name for the results, are given as in: --set train.precision=bfloat16 --name precision_bfloat16
 """
 
 import argparse
@@ -31,23 +32,28 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3, help="number of runs per loss")
     parser.add_argument("--lr", default="auto", help="learning rate of the encoder")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SETTING", help="such as train.precision=bfloat16"
+    )
+    parser.add_argument("--name", help="name of the files in benchmarks/results")
     options = parser.parse_args()
+    more = [f"train.lr={options.lr}", *options.set]
     rows = []
     for name in options.losses.split(","):
-        runs = [measure(options.data, name, options.epochs, seed, options.lr) for seed in range(options.seeds)]
+        runs = [measure(options.data, name, options.epochs, seed, more) for seed in range(options.seeds)]
         rows.append({"loss": name, "runs": runs})
         print(text(rows[-1:]), flush=True)
-    save(f"methods_{options.data}", machine("torch"), rows, text(rows))
+    save(options.name or f"methods_{options.data}", machine("torch"), rows, text(rows))
 
 
-def measure(data: str, name: str, epochs: int, seed: int, lr: str) -> dict[str, Any]:
+def measure(data: str, name: str, epochs: int, seed: int, more: list[str]) -> dict[str, Any]:
     """Train and evaluate once; the learning rates drop to a tenth for the last quarter of the epochs."""
     settings = [
         f"train.epochs={0 if name == UNTRAINED else epochs}",
         f"train.milestones=[{epochs * 3 // 4}]",
         "train.batch_size=64",
-        f"train.lr={lr}",
         f"train.seed={seed}",
+        *more,
     ]
     if name != UNTRAINED:
         settings.append(f"loss.name={name}")

@@ -98,6 +98,29 @@ def test_train_evaluate_embed(softtriple, vectors: Path, tmp_path: Path) -> None
         assert "Traceback" not in misfit.err
 
 
+def test_embed_after_an_interruption(softtriple, vectors: Path, tmp_path: Path, monkeypatch) -> None:
+    train_small(softtriple, vectors, tmp_path / "run")
+    command = ["embed", tmp_path / "run", vectors, "--out", tmp_path / "out.npz", "--precision", "bfloat16"]
+    with monkeypatch.context() as patch:
+        patch.setattr("softtriple.training.embedding.write_vectors", interrupt)
+        stopped = softtriple(*command)
+    assert stopped.status == 130
+    assert "same command" in stopped.err
+    assert (tmp_path / "out.npz.partial").is_dir()
+    assert not (tmp_path / "out.npz").exists()
+    continued = softtriple(*command)
+    assert continued.status == 0, continued.err
+    assert "out.npz.partial" in continued.err
+    assert not (tmp_path / "out.npz.partial").exists()
+    softtriple("embed", tmp_path / "run", vectors, "--out", tmp_path / "whole.npz", "--precision", "bfloat16")
+    with np.load(tmp_path / "out.npz") as file, np.load(tmp_path / "whole.npz") as whole:
+        np.testing.assert_array_equal(file["vectors"], whole["vectors"])
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_embed_reads_a_table_with_its_own_columns(softtriple, tmp_path: Path) -> None:
     pictures = np.random.default_rng(0).integers(0, 255, (8, 36, 36, 3), dtype=np.uint8)
     for row, picture in enumerate(pictures):

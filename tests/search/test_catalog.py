@@ -143,7 +143,9 @@ def test_new_classes_come_without_training_or_embedding_again(
         picture(100 + item).save(copy / "c" / f"{item}.png")
     embedded: list[int] = []
     embed = catalog._embed
-    monkeypatch.setattr(catalog, "_embed", lambda encoder, split: embedded.append(len(split)) or embed(encoder, split))
+    monkeypatch.setattr(
+        catalog, "_embed", lambda encoder, split, *half: embedded.append(len(split)) or embed(encoder, split)
+    )
     # d was class 1 and is now class 2: its items get their new number, and keep their vectors.
     grown = Run.load(image_run).index(str(copy), uri)
     assert grown == Indexed(added=3, updated=5, unchanged=5, items=13, classes=3)

@@ -1,23 +1,19 @@
-"""What "auto" comes to, for each kind of data and by the clock."""
+"""What "auto" comes to, for each kind of data."""
 
 import numpy as np
 import pytest
 import torch
 
 from softtriple.config import Config, with_settings
-from softtriple.data import Benchmark, ImageArray, ImageFiles, Items, Split, Texts, Vectors, View
+from softtriple.data import Benchmark, ImageArray, ImageFiles, Items, Split, Texts, Vectors
 from softtriple.errors import UserError
-from softtriple.models import Encoder
-from softtriple.models.features import Reading
 from softtriple.progress import Reporter
 from softtriple.training import auto as choices
 from softtriple.training.auto import (
-    Plan,
-    check_budget,
+    Precision,
     check_compile,
     check_dims,
-    choose_trainable,
-    plan_training,
+    embedding_type,
     resolve,
     resolve_compile,
     resolve_dim,
@@ -193,70 +189,6 @@ def test_photographs_are_larger_than_the_network_was_trained_on(settings: list[s
     assert resolve(config, benchmark(DATA["photographs"]), QUIET).model.input_size == size
 
 
-@pytest.mark.parametrize(("device", "trainable"), [("cpu", "head"), ("cuda", "all")])
-def test_without_a_budget_the_device_decides_what_is_trained(device: str, trainable: str) -> None:
-    reading = Reading(View(size=224, resize=256))
-    arguments = (Encoder.from_backbone("conv-small", dim=4), benchmark(DATA["drawings"]).train, reading)
-    config = choose_trainable(Config(), *arguments, torch.device(device), QUIET)
-    assert config.model.trainable == trainable
-    assert choose_trainable(config, *arguments, torch.device(device), QUIET) == config
-
-
-@pytest.mark.parametrize(
-    ("minutes", "first"),
-    [
-        (100, Plan("all", 224, 50, 5000.0)),
-        (20, Plan("all", 224, 12, 1200.0)),
-        (5, Plan("all", 160, 5, 5 * 1000 / 10 / 1.96)),  # (224 / 160)² = 1.96 times as fast
-        (2, Plan("head", None, 50, 1000 * 4 / 40)),
-    ],
-)
-def test_a_budget_is_spent_on_as_much_of_the_network_as_it_allows(minutes: int, first: Plan) -> None:
-    plans = plan_training(
-        items=1000,
-        size=224,
-        candidates=[224, 160],
-        views=4,
-        epochs=50,
-        forward=40.0,
-        training=10.0,
-        seconds=60.0 * minutes,
-    )
-    assert plans[0][:3] == first[:3]
-    assert plans[0].seconds == pytest.approx(first.seconds)
-    assert plans[0].seconds <= 60 * minutes
-    assert plans[-1].trainable == "head"
-
-
-def test_a_plan_is_recorded_instead_of_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "_seconds", lambda function: 1.0)  # for ten items
-    items = benchmark(DATA["drawings"]).train
-    arguments = (Encoder.from_backbone("conv-small", dim=4), items, Reading(View(size=224, resize=256)))
-    config = with_settings(Config(), ["train.minutes=0.2", "train.epochs=20"])
-    chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
-    assert (chosen.model.trainable, chosen.train.epochs, chosen.train.minutes) == ("all", 12, None)
-    config = with_settings(config, ["train.minutes=0.05"])
-    chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
-    assert (chosen.model.input_size, chosen.model.eval_size, chosen.train.epochs) == (160, 224, 5)
-    config = with_settings(config, ["model.input_size=224"])  # a size that was asked for is kept
-    chosen = choose_trainable(config, *arguments, torch.device("cpu"), QUIET)
-    assert (chosen.model.trainable, chosen.model.input_size) == ("head", 224)
-
-
-@pytest.mark.parametrize(("minutes", "sizes"), [(None, (224, 256)), (1.0, (224, 256)), (0.03, (160, 224))])
-def test_layers_are_trained_on_smaller_images_than_evaluated(
-    minutes: float | None, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choices, "_seconds", lambda function: 1.0)  # for ten items
-    items = benchmark(DATA["drawings"]).train
-    arguments = (Encoder.from_backbone("conv-small", dim=4), items, Reading(View(size=256, resize=293)))
-    config = with_settings(Config(), ["model.backbone=efficientnet-lite0", "model.input_size=256"])
-    config = with_settings(config, [] if minutes is None else [f"train.minutes={minutes}"])
-    device = torch.device("cuda" if minutes is None else "cpu")
-    chosen = choose_trainable(config, *arguments, device, QUIET).model
-    assert (chosen.trainable, chosen.input_size, chosen.eval_size) == ("all", *sizes)
-
-
 @pytest.mark.parametrize(
     ("classes", "settings", "share"),
     [
@@ -272,12 +204,6 @@ def test_layers_are_trained_on_smaller_images_than_evaluated(
 def test_classes_are_held_out_while_published_weights_change(classes: int, settings: list[str], share: float) -> None:
     config = with_settings(Config(), ["model.backbone=efficientnet-lite0", *settings])
     assert resolve_hold_out(config, classes).train.hold_out == share
-
-
-def test_a_budget_with_nothing_to_decide_is_refused() -> None:
-    config = with_settings(Config(), ["train.minutes=5", "model.trainable=head"])
-    with pytest.raises(UserError, match=r"train\.minutes = 5.*model\.trainable = 'head'"):
-        check_budget(config)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +224,28 @@ def test_the_processor_decides_the_precision(
     config = resolve_precision(with_settings(Config(), settings), torch.device("cpu"), QUIET)
     assert config.train.precision == precision
     assert resolve_precision(config, torch.device("cpu"), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("backbone", "precision", "instructions", "expected"),
+    [
+        ("efficientnet-lite0", "auto", ["avx512_bf16"], torch.bfloat16),
+        ("hf:facebook/dinov2-small", "auto", ["amx_bf16"], torch.bfloat16),
+        ("efficientnet-lite0", "auto", ["avx512_f"], None),
+        ("conv-small", "auto", ["avx512_bf16"], None),
+        ("efficientnet-lite0", "float32", ["avx512_bf16"], None),
+        ("conv-small", "bfloat16", [], torch.bfloat16),
+    ],
+)
+def test_the_processor_decides_the_precision_of_embedding(
+    backbone: str,
+    precision: Precision,
+    instructions: list[str],
+    expected: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(instructions, True))
+    assert embedding_type(backbone, precision, torch.device("cpu"), QUIET) == expected
 
 
 @pytest.mark.parametrize(
@@ -323,39 +271,6 @@ def test_the_last_width_is_that_of_the_embedding() -> None:
     check_dims(config)
     assert resolve_dim(config, 100, 5000).model.dim == 32
     check_dims(with_settings(config, ["model.dim=32"]))
-
-
-def test_speed_is_measured_in_the_precision_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[torch.dtype | None] = []
-
-    def speeds(*arguments: object) -> tuple[float, float]:
-        measured.append(arguments[-1])  # type: ignore[arg-type]
-        return 1.0, 1.0
-
-    monkeypatch.setattr(choices, "_items_per_second", speeds)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    encoder = Encoder.from_backbone("conv-small", dim=4)
-    reading = Reading(View(size=32, resize=32))
-    for settings in (["model.backbone=bn-inception"], ["train.precision=float32"], ["model.backbone=conv-small"]):
-        config = with_settings(Config(), ["train.minutes=1", *settings])
-        choose_trainable(config, encoder, benchmark(DATA["drawings"]).train, reading, torch.device("cpu"), QUIET)
-    assert measured == [torch.bfloat16, None, None]
-
-
-@pytest.mark.parametrize("half", [None, torch.bfloat16])
-def test_speeds_are_of_forward_and_of_both_passes(half: torch.dtype | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-
-    def seconds(function) -> float:  # type: ignore[no-untyped-def]
-        function()
-        calls.append(1)
-        return 2.0 * len(calls)
-
-    monkeypatch.setattr(choices, "_seconds", seconds)
-    encoder = Encoder.from_backbone("conv-small", dim=4)
-    arguments = (encoder, benchmark(DATA["drawings"]).train, Reading(View(size=32, resize=32)))
-    assert choices._items_per_second(*arguments, torch.device("cpu"), half) == (5.0, 2.5)
-    assert all(parameter.grad is None for parameter in encoder.parameters())
 
 
 @pytest.mark.parametrize(

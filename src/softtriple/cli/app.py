@@ -57,6 +57,11 @@ OnError = Annotated[
     Option("--on-error", help="What to do with unreadable files: stop (default), or skip and list them."),
 ]
 
+Precision = Annotated[
+    Literal["auto", "float32", "bfloat16"],
+    Option("--precision", help="Of the network; auto: bfloat16 if the processor has instructions for it."),
+]
+
 Trust = Annotated[bool, Option("--trust", help="Let an old run load its backbone by name. Only for runs you trust.")]
 
 # Out of memory or threads, which torch reports as RuntimeError, ends in one line too.

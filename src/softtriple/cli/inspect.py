@@ -11,6 +11,7 @@ from softtriple.cli.app import (
     Data,
     DataSettings,
     OnError,
+    Precision,
     RunArgument,
     Trust,
     app,
@@ -109,11 +110,15 @@ def embed(
     run: RunArgument,
     data: Data,
     out: Annotated[Path, Option("--out", help=".npz or .parquet file to write.", metavar="FILE")],
+    precision: Precision = "auto",
     on_error: OnError = None,
     settings: DataSettings = None,
     trust: Trust = False,
 ) -> None:
-    """Write the embedding, class and path of every item of DATA to FILE."""
+    """Write the embedding, class and path of every item of DATA to FILE.
+
+    If it is interrupted, the same command continues where it stopped.
+    """
     from softtriple import dist
     from softtriple.errors import counted
     from softtriple.progress import Reporter
@@ -122,7 +127,11 @@ def embed(
     with dist.joined():
         reporter = Reporter(quiet=not dist.is_main())
         loaded = Run.load(run, trust=trust, reporter=reporter)
-        count = loaded.write_embeddings(data, out, settings=settings or [], on_error=on_error)
+        try:
+            count = loaded.write_embeddings(data, out, precision=precision, settings=settings or [], on_error=on_error)
+        except KeyboardInterrupt:
+            reporter.note("stopped; run the same command again to continue")
+            raise
         reporter.note(f"{counted(count, 'embedding')} in {out}")
 
 

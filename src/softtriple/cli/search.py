@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from typer import Argument, BadParameter, Option
 
-from softtriple.cli.app import AsJson, Data, DataSettings, OnError, RunArgument, StoreOption, Trust, app
+from softtriple.cli.app import AsJson, Data, DataSettings, OnError, Precision, RunArgument, StoreOption, Trust, app
 
 
 @app.command(short_help="Add embeddings to a vector store.")
@@ -26,6 +26,7 @@ def index(
     add_classes: Annotated[
         bool, Option("--add-classes", help="Also add centres for new classes, so that the run can predict them.")
     ] = False,
+    precision: Precision = "auto",
     delete: Annotated[bool, Option("--delete", help="Remove the items of DATA from the store.")] = False,
     check: Annotated[bool, Option("--check", help="Measure recall@10 against the exact neighbours.")] = False,
     on_error: OnError = None,
@@ -34,8 +35,8 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Embed the items of DATA with the encoder of RUN and add them to a vector store, or update them there."""
-    if delete and (again or check or add_classes or kind != "auto"):
-        others = "--again, --check, --add-classes or --index"
+    if delete and (again or check or add_classes or kind != "auto" or precision != "auto"):
+        others = "--again, --check, --add-classes, --precision or --index"
         raise BadParameter(f"cannot be combined with {others}", param_hint="--delete")
     from softtriple.progress import Reporter
     from softtriple.training import Run
@@ -47,7 +48,8 @@ def index(
         summary: dict[str, Any] = {"deleted": loaded.delete(data, store, **chosen)}
     else:
         try:
-            summary = asdict(loaded.index(data, store, index=kind, again=again, add_classes=add_classes, **chosen))
+            chosen |= {"index": kind, "again": again, "add_classes": add_classes, "precision": precision}
+            summary = asdict(loaded.index(data, store, **chosen))
         except KeyboardInterrupt:
             reporter.note("stopped; run the same command again to continue")
             raise

@@ -34,6 +34,7 @@ from softtriple.data import (
 from softtriple.data.cache import cached, fits, map_rows, mark_used, write_rows
 from softtriple.data.sampling import stream
 from softtriple.errors import UserError, counted
+from softtriple.models.allocation import reusing_memory
 from softtriple.models.encoder import Encoder
 from softtriple.models.preprocess import Preprocess
 from softtriple.progress import Reporter
@@ -124,6 +125,20 @@ class Feeds:
         reading = self.reading(split, "none")
         return self._cached(split, reading, views=1) or item_feed(self._encoder, split, reading)
 
+    def single_pass(self, split: Split) -> Feed:
+        """Batches without augmentation that are read only once: existing caches are used, but none is made."""
+        preprocess = self._encoder.preprocess
+        view = preprocess.eval_view if isinstance(preprocess, Preprocess) else None
+        reading = Reading(view, workers=self._workers)
+        if self._caches_features(split):
+            (file,) = _files(self._encoder, split, reading, self.frozen, views=1)
+            if file.exists():
+                return cached_feed(self._encoder, split, reading, frozen=self.frozen, views=1)
+        if view is not None and view.resize is not None and isinstance(split.items, ImageFiles) and self._cache_bytes:
+            cache = open_cache(split.items, view.resize, budget=0.0, notify=lambda _: None)
+            reading = replace(reading, cache=cache)
+        return item_feed(self._encoder, split, reading)
+
     def reading(self, split: Split, augment: str) -> Reading:
         """How to read ``split`` with ``augment``; first decodes and caches its images, if they fit the cache."""
         preprocess = self._encoder.preprocess
@@ -153,9 +168,12 @@ class Feeds:
                 )  # fmt: skip
         return self._caches[paths, side]
 
+    def _caches_features(self, split: Split) -> bool:
+        useful = self.frozen and self._cache_bytes and not isinstance(split.items, Vectors)
+        return bool(useful) and self._encoder.backbone.cacheable
+
     def _cached(self, split: Split, reading: Reading, views: int) -> Feed | None:
-        uncached = not self.frozen or not self._cache_bytes or isinstance(split.items, Vectors)
-        if uncached or not self._encoder.backbone.cacheable:
+        if not self._caches_features(split):
             return None
         # The first rank decides: free disk space may change between two looks at it.
         needed, fits_budget = dist.from_main(
@@ -263,12 +281,31 @@ def cache_size(
     return views * view, fits(missing * view, budget, cache_directory())
 
 
-@torch.no_grad()
-def embed_feed(encoder: Encoder, feed: Feed, *, progress: Progress = _silent) -> Float[Tensor, "items dim"]:
-    """The unit embedding of every item, in order."""
-    run = partial(encoder.eval().fast().run_from, first=feed.first)
-    rows = [outputs.float().cpu() for outputs in _in_order(encoder, feed, run, progress)]
-    return torch.cat([*rows, torch.empty(0, encoder.dim)])
+def embed_feed(
+    encoder: Encoder, feed: Feed, *, half: torch.dtype | None = None, progress: Progress = _silent
+) -> Float[Tensor, "items dim"]:
+    """The unit embedding of every item, in order; ``half`` as in `embed_batches`."""
+    rows = [torch.empty(0, encoder.dim)]
+    done = 0
+    for embeddings in embed_batches(encoder, feed, in_order(len(feed), EMBEDDING_BATCH), half):
+        rows.append(embeddings)
+        done += len(embeddings)
+        progress(done, len(feed))
+    return torch.cat(rows)
+
+
+def embed_batches(
+    encoder: Encoder, feed: Feed, row_batches: Iterable[Rows], half: torch.dtype | None = None
+) -> Generator[Float[Tensor, "batch dim"], None, None]:
+    """The unit embeddings of each batch of rows; with ``half`` the backbone computes in that type, never the head."""
+    network = encoder.eval().fast()
+    with reusing_memory(), closing(feed.batches(row_batches, 0)) as batches:
+        for inputs, _ in batches:
+            with torch.no_grad():
+                with torch.autocast(encoder.device.type, dtype=half, enabled=half is not None):
+                    features = network.features(inputs.to(encoder.device), feed.first)
+                embeddings = network.project(features.float()).cpu()
+            yield embeddings
 
 
 @torch.no_grad()
@@ -296,10 +333,11 @@ def _in_order(
 ) -> Iterator[Tensor]:
     """The output of ``run`` for each batch of ``feed``."""
     done = 0
-    for inputs, _ in feed.batches(in_order(len(feed), EMBEDDING_BATCH), epoch):
-        yield run(inputs.to(encoder.device))
-        done += len(inputs)
-        progress(done, len(feed))
+    with reusing_memory(), closing(feed.batches(in_order(len(feed), EMBEDDING_BATCH), epoch)) as batches:
+        for inputs, _ in batches:
+            yield run(inputs.to(encoder.device))
+            done += len(inputs)
+            progress(done, len(feed))
 
 
 @torch.no_grad()

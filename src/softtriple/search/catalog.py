@@ -23,6 +23,7 @@ from softtriple.data.benchmark import absolute_path, item_ids
 from softtriple.data.sampling import stream
 from softtriple.errors import UserError, counted, did_you_mean
 from softtriple.models import Encoder
+from softtriple.models.allocation import reusing_memory
 from softtriple.models.features import Feeds, check_items, embed_feed
 from softtriple.progress import Reporter
 from softtriple.search.knn import nearest
@@ -87,8 +88,9 @@ def index_items(
     *,
     index: IndexKind = "auto",
     again: bool = False,
+    half: torch.dtype | None = None,
 ) -> Indexed:
-    """Embed items and put them into ``store``, then build its index.
+    """Embed items and put them into ``store``, then build its index; with ``half`` the backbone computes in that type.
 
     Items that are already stored are not embedded again, so an interrupted run continues; ``again`` embeds them anew,
     for files whose content has changed. An image file that was stored under a path that no longer exists, and is
@@ -99,7 +101,7 @@ def index_items(
     total = sum(len(part.ids) for part in entries)
     may_have_moved = store.count() > 0 and not again
     done: Counter[str] = Counter()
-    with reporter.task("indexing") as update:
+    with reporter.task("indexing") as update, reusing_memory():
         for split, ids, class_names in _chunks(entries):
             items = _items(split, ids, class_names)
             known = {} if again else store.known(ids)
@@ -112,7 +114,7 @@ def index_items(
             moved = _move(store, fresh) if may_have_moved else set()
             embedded = [row for row, item in zip(new, fresh, strict=True) if item.id not in moved]
             if embedded:
-                vectors = _embed(encoder, split.take(np.array(embedded)))
+                vectors = _embed(encoder, split.take(np.array(embedded)), half)
                 store.put([item for item in fresh if item.id not in moved], vectors)
                 done["zeros"] += int((~vectors.any(axis=1)).sum())
             done.update(added=len(embedded), moved=len(moved), updated=len(changed))
@@ -239,9 +241,9 @@ def _sample(store: Store, most: int) -> tuple[list[str], Float32[np.ndarray, "qu
     return ids, np.concatenate(parts)
 
 
-def _embed(encoder: Encoder, split: Split) -> Float32[np.ndarray, "items dim"]:
+def _embed(encoder: Encoder, split: Split, half: torch.dtype | None = None) -> Float32[np.ndarray, "items dim"]:
     feed = Feeds(encoder, reporter=Reporter(quiet=True)).evaluation(split)
-    return embed_feed(encoder, feed).numpy()
+    return embed_feed(encoder, feed, half=half).numpy()
 
 
 # From data to items.

@@ -4,24 +4,21 @@ import importlib.util
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 
-from softtriple.config import Config, ModelConfig
-from softtriple.data import Benchmark, ImageArray, Split
-from softtriple.errors import UserError, counted
+from softtriple.config import Config
+from softtriple.data import Benchmark, ImageArray
+from softtriple.errors import UserError
 from softtriple.losses import has_option
-from softtriple.models import BACKBONES, Encoder
-from softtriple.models.features import Reading, item_feed
-from softtriple.progress import Reporter, duration
-from softtriple.training.fit import PRECISIONS
+from softtriple.models import BACKBONES
+from softtriple.progress import Reporter
 
 FEATURE_DIM = 512  # the larger of the two widths that the paper compares, if there are as many features
 # Principal components of fewer items than this lose what other classes differ in: all features are kept, up to a limit.
@@ -34,7 +31,6 @@ SCRATCH_DIM = 64  # the smaller one, for networks trained from scratch
 # Networks trained on random crops see things larger than in a centre crop, and so recognise more in larger images
 # (Touvron et al., NeurIPS 2019). On held-out training classes of CUB: R@1 +0.7, MAP@R +0.9 (docs/results.md).
 LARGER_INPUT = {"efficientnet-lite0": 256}
-NATIVE_INPUT = {"efficientnet-lite0": 224}  # for training layers, and the larger one for evaluation
 MOST_HEAD_CENTERS = 3
 HEAD_STEPS = 460  # ten epochs of the training half of CUB
 MOST_CENTERS = 10  # the paper's K for classes of about sixty images
@@ -47,12 +43,10 @@ NETWORK_EPOCHS = 50  # the paper's, for networks from scratch
 TUNED_EPOCHS = 6
 TUNED_SHARE = 0.5
 HELD_OUT, FEWEST_HELD_OUT, FEWEST_TO_HOLD_OUT = 0.125, 5, 20
-FEWEST_EPOCHS = 4  # of all layers; a budget for fewer is better spent on the head
 HEAD_RATE = 4e-4
 COMPILED_STEPS = 2000  # fewer do not earn back the minutes that compiling takes
-# Pixels in training that halve its time, if a budget is short, and in evaluation after it. Of 224 and 256, held-out
-# training classes of CUB preferred 224 after training on 160.
-SMALL_INPUT, SMALL_EVAL = 160, 224
+
+Precision = Literal["auto", "float32", "bfloat16"]  # of embedding
 
 CENTERS = "centers_per_class"
 PREFIXES = "prefixes"
@@ -150,13 +144,27 @@ def resolve_precision(config: Config, device: torch.device, reporter: Reporter) 
         return config
     precision: Literal["float32", "bfloat16", "float16"]
     if device.type == "cuda":
-        precision = "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+        precision = "bfloat16" if has_bfloat16(device) else "float16"
     elif trains_head_only(config) or not starts_from_weights(config.model.backbone):
         precision = "float32"
     else:
-        precision = "bfloat16" if _computes_bfloat16() else "float32"
-        reporter.note(f"precision: {precision}, by the instructions of this processor")
+        precision = "bfloat16" if has_bfloat16(device) else "float32"
+        has = "has" if precision == "bfloat16" else "has no"
+        reporter.note(f"precision: {precision} (this processor {has} bfloat16 instructions)")
     return replace(config, train=replace(config.train, precision=precision))
+
+
+def embedding_type(backbone: str, precision: Precision, device: torch.device, reporter: Reporter) -> torch.dtype | None:
+    """The type that ``backbone`` computes in where items are only embedded; None is float32.
+
+    "auto" is bfloat16 for pretrained networks where the device has instructions for it, and never depends on a timing.
+    """
+    if precision == "auto":
+        precision = "bfloat16" if starts_from_weights(backbone) and has_bfloat16(device) else "float32"
+    if precision == "float32":
+        return None
+    reporter.note("precision: bfloat16 (--precision float32 is slower and more exact)")
+    return torch.bfloat16
 
 
 def resolve_compile(config: Config, items: int, device: torch.device, reporter: Reporter) -> Config:
@@ -181,7 +189,7 @@ def check_compile(config: Config, device: torch.device) -> None:
     """UserError if the network is to be compiled and there is no compiler."""
     missing = missing_for_compile(device)
     if config.train.compile == "on" and missing is not None:
-        raise UserError(f"train.compile = 'on' needs {missing}; or leave it out: --set train.compile=off")
+        raise UserError(f"train.compile = 'on' needs {missing}; or turn it off: --set train.compile=off")
 
 
 def missing_for_compile(device: torch.device) -> str | None:
@@ -194,7 +202,10 @@ def missing_for_compile(device: torch.device) -> str | None:
     return None
 
 
-def _computes_bfloat16() -> bool:
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether ``device`` has instructions for bfloat16."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     # Older versions of PyTorch do not tell.
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
@@ -258,128 +269,6 @@ def check_dims(config: Config) -> None:
         raise UserError(f"model.dims = {told}, but model.dim = {model.dim}; remove it, or make it {model.dims[-1]}")
     if loss.startswith(CUSTOM) or not has_option(loss, PREFIXES):
         raise UserError(f"model.dims = {told}: only the loss softtriple trains several widths, not {loss}")
-
-
-def check_budget(config: Config) -> None:
-    """UserError for a budget that has nothing to decide."""
-    if config.train.minutes is not None and config.model.trainable != "auto":
-        raise UserError(
-            f"train.minutes = {config.train.minutes:g}: a budget decides how much of a network with published weights "
-            f"is trained, but here that is model.trainable = {config.model.trainable!r}; set train.epochs instead"
-        )
-
-
-class Plan(NamedTuple):
-    """A way to spend the time for training; a head has no ``input_size`` of its own."""
-
-    trainable: Literal["head", "all"]
-    input_size: int | None
-    epochs: int
-    seconds: float
-
-    def __str__(self) -> str:
-        if self.trainable == "head":
-            return f"head on cached features: {duration(self.seconds)}"
-        size = "" if self.input_size is None else f" at {self.input_size} pixels"
-        return f"all layers{size}, {counted(self.epochs, 'epoch')}: {duration(self.seconds)}"
-
-
-def plan_training(
-    items: int,
-    size: int,
-    candidates: Sequence[int],
-    views: int,
-    epochs: int,
-    forward: float,
-    training: float,
-    seconds: float,
-) -> list[Plan]:
-    """Ways to train within ``seconds``, the best first, given images per second of both passes at ``size`` pixels.
-
-    All layers if there is time for enough epochs, on images of the first of the ``candidates`` that is small enough.
-    The head on cached features comes last, however long it takes.
-    """
-    plans = []
-    for pixels in candidates:
-        speed = training * (size / pixels) ** 2
-        affordable = min(epochs, int(seconds * speed / items))
-        if affordable >= min(FEWEST_EPOCHS, epochs):
-            plans.append(Plan("all", pixels, affordable, items * affordable / speed))
-    return [*plans, Plan("head", None, epochs, items * views / forward)]
-
-
-def choose_trainable(
-    config: Config, encoder: Encoder, split: Split, reading: Reading, device: torch.device, reporter: Reporter
-) -> Config:
-    """Decide what to train of a network with published weights: by ``train.minutes`` if given, else by the device.
-
-    Without a budget a CPU trains the head on cached features. The plan is recorded, not the budget, so that the run
-    does the same work when it is resumed or repeated on another machine.
-    """
-    model, train = config.model, config.train
-    if model.trainable != "auto":
-        return config
-    assert reading.view is not None  # other kinds with weights are decided by `resolve`
-    size = reading.view.size
-    own_size = model.input_size not in (None, LARGER_INPUT.get(model.backbone)) or model.eval_size is not None
-    native = size if own_size else NATIVE_INPUT.get(model.backbone, size)
-    if train.minutes is None and device.type == "cpu":
-        reporter.note("trainable: head, on cached features (--minutes 60 trains as many layers as an hour allows)")
-        return replace(config, model=replace(model, trainable="head"))
-    if train.minutes is None:
-        reporter.note("trainable: all, on the GPU")
-        return replace(config, model=_with_all_layers(model, size, native))
-    epochs = TUNED_EPOCHS if train.epochs == "auto" else train.epochs
-    whole = replace(config, model=replace(model, trainable="all"))
-    half = PRECISIONS[resolve_precision(whole, device, Reporter(quiet=True)).train.precision]
-    speeds = _items_per_second(encoder, split, reading, device, half)
-    candidates = [native, SMALL_INPUT] if native > SMALL_INPUT and not own_size else [native]
-    plans = plan_training(len(split), size, candidates, train.views, epochs, *speeds, 60 * train.minutes)
-    reporter.note(f"plan: {plans[0]}" + "".join(f"; or {other}" for other in plans[1:]))
-    best = plans[0]
-    if best.input_size is None:
-        return replace(config, model=replace(model, trainable="head"), train=replace(train, minutes=None))
-    train = replace(train, epochs=best.epochs, minutes=None)
-    return replace(config, model=_with_all_layers(model, size, best.input_size), train=train)
-
-
-def _with_all_layers(model: ModelConfig, size: int, pixels: int) -> ModelConfig:
-    """``model`` with all layers trained, on images of ``pixels``, of which evaluation sees larger ones."""
-    model = replace(model, trainable="all")
-    if pixels == size:
-        return model
-    larger = SMALL_EVAL if pixels == SMALL_INPUT else LARGER_INPUT.get(model.backbone)
-    return replace(model, input_size=pixels, eval_size=larger)
-
-
-def _items_per_second(
-    encoder: Encoder, split: Split, reading: Reading, device: torch.device, half: torch.dtype | None
-) -> tuple[float, float]:
-    """Speed of the forward pass that features are cached by, and of training, each in its own precision."""
-    rows = np.arange(min(32, len(split)))
-    ((inputs, _),) = item_feed(encoder, split, reading).batches([rows], 0)
-    inputs, network = inputs.to(device), encoder.to(device).eval().fast()
-
-    def forward() -> None:
-        with torch.no_grad():
-            network(inputs).cpu()
-
-    def forward_and_backward() -> None:
-        with torch.autocast(device.type, dtype=half, enabled=half is not None):
-            embeddings = network(inputs)
-        embeddings.sum().backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        encoder.zero_grad(set_to_none=True)
-
-    return len(rows) / _seconds(forward), len(rows) / _seconds(forward_and_backward)
-
-
-def _seconds(function: Callable[[], None]) -> float:
-    function()
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def _backbone(benchmark: Benchmark, hidden: tuple[int, ...]) -> str:

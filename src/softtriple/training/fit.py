@@ -22,6 +22,7 @@ from softtriple.data.sampling import stream
 from softtriple.errors import UserError
 from softtriple.losses import Loss
 from softtriple.models import Encoder
+from softtriple.models.allocation import reusing_memory
 from softtriple.models.features import Feed, embed_together
 from softtriple.progress import Reporter
 from softtriple.training.checkpoint import Position, load_checkpoint, save_checkpoint
@@ -157,7 +158,7 @@ def fit(
     if config.compile == "on":
         network.compile(backend=COMPILER)  # in place: names of parameters stay as they are
     parallel = dist.data_parallel(network)
-    with reporter.task("training") as update, stop_requests() as stopping, unvalidated(loss):
+    with reporter.task("training") as update, stop_requests() as stopping, unvalidated(loss), reusing_memory():
         centers = ""
         while position.epoch < stop_after:
             set_rates(optimizer, position.epoch, config)

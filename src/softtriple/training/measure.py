@@ -2,20 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from softtriple import dist
-from softtriple.data import Benchmark, ImageFiles, Split, VectorFile, write_vectors
-from softtriple.errors import UserError
-from softtriple.files import naming_file
+from softtriple.data import Benchmark, Split
 from softtriple.losses import Loss
 from softtriple.metrics import Embeddings, Report, evaluate
 from softtriple.models import Encoder
-from softtriple.models.features import Feeds, embed_share, embed_together
+from softtriple.models.features import Feeds, embed_together
 from softtriple.progress import Reporter
 
 
@@ -91,27 +87,3 @@ def _share_predicted(loss: Loss, vectors: Tensor, expected: Tensor) -> float | N
                 return None
             right += int((predicted.cpu() == classes).sum())
     return right / len(vectors)
-
-
-def check_vector_file(out: Path) -> None:
-    """UserError unless embeddings can be written to a file of this name."""
-    if out.suffix not in (".npz", ".parquet"):
-        raise UserError(f"{out}: embeddings are written to .npz or .parquet, not to {out.suffix or 'a bare name'}")
-
-
-def write_embeddings(encoder: Encoder, feeds: Feeds, benchmark: Benchmark, out: Path, reporter: Reporter) -> int:
-    """Write the embeddings of all items of ``benchmark`` to ``out``; returns how many there are."""
-    splits = [split for split in benchmark.splits.values() if len(split)]
-    with reporter.task("embedding") as update:
-        shares = [embed_share(encoder, feeds.evaluation(split), progress=update) for split in splits]
-    with naming_file(out):  # only the first rank has more than its share
-        out.parent.mkdir(parents=True, exist_ok=True)
-        parts = [dist.rows_on_main(share, out.parent) for share in shares]
-    labels = np.concatenate([split.labels for split in splits])
-    if dist.is_main():
-        paths = tuple(path for split in splits if isinstance(split.items, ImageFiles) for path in split.items.paths)
-        content = VectorFile(
-            vectors=torch.cat(parts).numpy(), labels=labels, class_names=benchmark.class_names, paths=paths or None
-        )
-        write_vectors(out, content)
-    return len(labels)

@@ -88,8 +88,8 @@ def check_memory(needed: Memory, device: torch.device) -> None:
     free = free_memory(device)
     if free is not None and sum(needed) > free:
         raise UserError(
-            f"training needs about {needed}, but only {byte_size(free)} are free. Make train.batch_size smaller (and "
-            "train.accumulate larger), model.input_size smaller, or train only the head: --set model.trainable=head"
+            f"training needs about {needed}, but only {byte_size(free)} is free. Use a smaller train.batch_size (with "
+            "a larger train.accumulate) or model.input_size, or train only the head: --set model.trainable=head"
         )
 
 

@@ -25,12 +25,13 @@ from softtriple.search import Store, catalog, open_store
 from softtriple.search.store import IndexKind
 from softtriple.training import adding
 from softtriple.training.answers import Answer, SameClass, Unknown, make_answer, nearest_centers
-from softtriple.training.auto import CUSTOM
+from softtriple.training.auto import CUSTOM, Precision, embedding_type
 from softtriple.training.building import build_configured_loss, training_feeds
 from softtriple.training.calibrating import calibration_split, embed_unseen, gallery_size, too_few, unseen_embeddings
 from softtriple.training.directory import RunDir
+from softtriple.training.embedding import check_vector_file, write_embeddings
 from softtriple.training.loading import QUIET, advising_to_skip, divide, load_data, read_alike
-from softtriple.training.measure import check_vector_file, embed_split, evaluate_benchmark, write_embeddings
+from softtriple.training.measure import embed_split, evaluate_benchmark
 
 
 class Run:
@@ -198,14 +199,24 @@ class Run:
         return self._own_lists(read_alike(self.config, data, settings, on_error=on_error, whole=whole))
 
     def write_embeddings(
-        self, data: str, out: str | Path, *, settings: Sequence[str] = (), on_error: OnError | None = None
+        self,
+        data: str,
+        out: str | Path,
+        *,
+        precision: Precision = "auto",
+        settings: Sequence[str] = (),
+        on_error: OnError | None = None,
     ) -> int:
-        """Write the embeddings of all items of ``data`` to a .npz or .parquet file; returns how many there are."""
+        """Write the embeddings of all items of ``data`` to a .npz or .parquet file; returns how many there are.
+
+        After an interruption, the same call continues where it stopped.
+        """
         out = Path(out)
         check_vector_file(out)
         benchmark = load_data(self.data_config(data, settings, on_error=on_error, whole=True), self._reporter)
+        half = embedding_type(self.encoder.config.backbone, precision, dist.device(), self._reporter)
         with advising_to_skip():
-            return write_embeddings(self.encoder, self._feeds, benchmark, out, self._reporter)
+            return write_embeddings(self.encoder, self._feeds, benchmark, out, self._reporter, half=half)
 
     def index(
         self,
@@ -216,6 +227,7 @@ class Run:
         index: IndexKind = "auto",
         again: bool = False,
         add_classes: bool = False,
+        precision: Precision = "auto",
         settings: Sequence[str] = (),
         on_error: OnError | None = None,
     ) -> catalog.Indexed:
@@ -228,9 +240,12 @@ class Run:
         entries = self._entries(data, part, settings, on_error)
         for entry in entries:
             check_items(self.encoder, entry.split)  # before a store is created for items that do not fit
+        half = embedding_type(self.encoder.config.backbone, precision, dist.device(), self._reporter)
         self.encoder.to(dist.device())
         with advising_to_skip(), self._store(store, create=True) as opened:
-            indexed = catalog.index_items(self.encoder, entries, opened, self._reporter, index=index, again=again)
+            indexed = catalog.index_items(
+                self.encoder, entries, opened, self._reporter, index=index, again=again, half=half
+            )
             return replace(indexed, added_classes=self._add_classes(entries, opened)) if add_classes else indexed
 
     def delete(

@@ -27,10 +27,8 @@ from softtriple.models.heads import closed_form_head
 from softtriple.progress import Reporter
 from softtriple.training.auto import (
     CUSTOM,
-    check_budget,
     check_compile,
     check_dims,
-    choose_trainable,
     resolve,
     resolve_compile,
     resolve_dim,
@@ -49,6 +47,7 @@ from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit
 from softtriple.training.loading import advising_to_skip, check_lists, correct_data, divide, load_data
 from softtriple.training.measure import embed_split, evaluate_benchmark, evaluate_prefixes
+from softtriple.training.plan import check_budget, choose_trainable
 from softtriple.training.run import Run
 from softtriple.training.start import (
     HeadProblem,

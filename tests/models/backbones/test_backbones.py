@@ -14,6 +14,7 @@ from softtriple.models import build_backbone, check_backbone
     [
         ("resnet", {}, "unknown backbone 'resnet'; choose from bn-inception, efficientnet-lite0"),
         ("conv_small", {}, "unknown backbone 'conv_small'; did you mean 'conv-small'"),
+        ("hf:", {}, "'hf:' is incomplete"),
         ("module:x.Net", {}, "pass it as backbone="),
         ("mlp", {"in_features": 3, "width": 8}, "mlp takes vectors and has no option width"),
         ("efficientnet-lite0", {"in_features": 3}, "takes images and has no option in_features"),

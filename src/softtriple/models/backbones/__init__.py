@@ -135,11 +135,13 @@ def restore_backbone(
 
 
 def _find(name: str, pretrained: bool, weights: str | None) -> Backbone:
-    prefix, colon, _ = name.partition(":")
+    prefix, colon, model = name.partition(":")
     if prefix == MODULE and colon:
         raise UserError(f"{name}: a module of your own cannot be built by name; pass it as backbone=")
     if prefix in LIBRARIES and colon:
         library = LIBRARIES[prefix]
+        if not model:
+            raise UserError(f"backbone {name!r} is incomplete; expected the name of a model after the colon")
         if importlib.util.find_spec(library.package) is None:
             raise UserError(f"{name} needs the package {library.package}: pip install 'softtriple[{library.extra}]'")
         build = partial(library.build, name, pretrained=pretrained and weights is None)

@@ -91,7 +91,7 @@ def read_config(folder: Path, name: str) -> dict[str, Any]:
     """The configuration of the model in ``folder``."""
     content = read_json(folder / CONFIG)
     if content is None:
-        raise UserError(f"{name}: {folder / CONFIG} is missing; expected a model of transformers")
+        raise UserError(f"{name}: {folder / CONFIG} is missing; expected the folder of a transformers model")
     return content
 
 

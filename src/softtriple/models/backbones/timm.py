@@ -82,7 +82,7 @@ def timm_model(name: str, *, pretrained: bool, input_size: int | None = None) ->
             raise
         raise UserError(
             f"{name}: its pretrained weights cannot be loaded ({first_line(error)});"
-            " give the file of a state dict with model.weights=FILE"
+            " or pass the file of a state dict: --set model.weights=FILE"
         ) from error
     data = timm.data.resolve_model_data_config(network)
     size = input_size or data["input_size"][-1]
