@@ -68,6 +68,7 @@ def test_well_separated_classes_cost_nothing() -> None:
     embeddings = (centers + 0.001 * torch.randn(12, 3, generator=torch.Generator().manual_seed(0))).requires_grad_()
     value = ClusteringLoss(3, 3)(embeddings, torch.arange(3).repeat_interleave(4))
     value.backward()
-    assert value == 0
+    # Both clusterings are the same, but their costs are sums in different orders, which processors round differently.
+    assert value.item() == pytest.approx(0, abs=1e-6)
     assert embeddings.grad is not None
-    assert embeddings.grad.abs().sum() == 0
+    assert embeddings.grad.abs().sum().item() == pytest.approx(0, abs=1e-6)
