@@ -138,7 +138,6 @@ class Agreement:
     def __init__(self, labels: Int[Tensor, " items"]) -> None:
         _, self._classes, self._sizes = np.unique(labels.cpu().numpy(), return_inverse=True, return_counts=True)
         self._entropy = _entropy(self._sizes)
-        self._by_chance: dict[int, float] = {}  # share of clusters of some size in the information by chance
 
     def nmi(self, clusters: Int[Tensor, " items"]) -> float:
         """Normalised mutual information with the labels."""
@@ -153,9 +152,8 @@ class Agreement:
         information, sizes = self._information(clusters)
         if len(sizes) == len(self._sizes) == 1:
             return 1.0
-        new = np.setdiff1d(sizes, list(self._by_chance))
-        self._by_chance.update(zip(new.tolist(), _information_by_chance(self._sizes, new).tolist(), strict=True))
-        chance = sum(self._by_chance[size] for size in sizes.tolist())
+        distinct, counts = np.unique(sizes, return_counts=True)
+        chance = float(counts @ _information_by_chance(self._sizes, distinct))
         most = (self._entropy + _entropy(sizes)) / 2 - chance
         # Every class and every cluster of one item: chance already agrees perfectly, and so do they.
         if abs(most) < 1e-12:
