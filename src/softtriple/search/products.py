@@ -20,7 +20,7 @@ from torch import Tensor
 Candidates = tuple[Float[Tensor, "queries width"], Int[Tensor, "queries width"]]
 
 # With fewer queries reading the gallery takes the time, and faiss reads it best.
-SEVERAL = 8
+SEVERAL = 4
 # Numbers in a group of which only the largest is looked at first: the larger, the fewer maxima there are to compare.
 GROUPS = (128, 64, 32, 16, 8, 4)
 # Bytes of products that stay in cache while the largest are selected, and how many there are of one query.
