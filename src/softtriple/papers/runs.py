@@ -220,7 +220,9 @@ def facts(study: Study, measured: Mapping[str, Measured[Any]], data: str = "") -
         trained += f", on cached features of {counted(training.views, 'view')} per item"
     seeds = "seed 0" if study.seeds == 1 else f"seeds 0 to {study.seeds - 1}"
     lowered = decay(training.schedule, training.milestones)
-    rates = f"learning rate {training.lr:g}, of centres {training.center_lr:g}, {lowered}"
+    # Each method may have chosen its own.
+    chosen = sorted({directory.read_config().train.lr for directory in finished})
+    rates = f"learning rate {' or '.join(f'{rate:g}' for rate in chosen)}, of centres {training.center_lr:g}, {lowered}"
     return (
         described,
         ("Backbone", model.backbone),
