@@ -41,7 +41,7 @@ from softtriple.losses.centers import moved_to_data, nearest_centers
 from softtriple.models.heads import within_class_spread
 from softtriple.search import nearest
 
-# Chosen on the training halves of CUB, Omniglot, digits and glyphs (docs/audit.md).
+# Chosen on training halves, mostly of CUB, digits and glyphs (docs/audit.md).
 FOLDS = 5
 WIDTH = 512  # principal components
 LONGEST = 4.0  # row, in median lengths

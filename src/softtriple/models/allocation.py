@@ -1,7 +1,7 @@
 """Memory that a network frees is kept for its next batch, instead of being returned to the operating system.
 
 A batch allocates and frees feature maps of hundreds of megabytes. By default glibc maps each of them anew, and the
-kernel then clears every page: a tenth to a half of the time of a forward pass on a CPU (benchmarks/embedding.py).
+kernel then clears every page, which can take almost half of the time of a forward pass on a CPU (docs/scaling.md).
 """
 
 import ctypes
