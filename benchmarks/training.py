@@ -39,9 +39,10 @@ from softtriple.data.sampling import shuffled
 from softtriple.models import Encoder, build_backbone
 from softtriple.models.allocation import reusing_memory
 from softtriple.progress import Reporter
+from softtriple.training.arguments import configure
 from softtriple.training.fit import PRECISIONS, FromStage, train_epoch
 from softtriple.training.optim import build_optimizer
-from softtriple.training.train import Prepared, configure, prepare
+from softtriple.training.prepare import Prepared, prepare
 
 CLASSES = 16
 BACKBONES = ["efficientnet-lite0", "timm:resnet18", "timm:vit_tiny_patch16_224"]

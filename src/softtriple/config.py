@@ -102,7 +102,8 @@ class TrainConfig:
     lr: Number | Auto = "auto"  # 4e-4 for a head on fixed features (1.6e-3 for texts), else 1e-4; from scratch 1e-3
     head_lr: Number | Auto = "auto"  # of the linear head; auto: 4e-4 on top of trained pretrained layers, else as lr
     center_lr: Number = 1e-2
-    schedule: Literal["auto", "step", "cosine"] = "auto"  # auto: step for networks trained from scratch, else cosine
+    # auto: step for networks trained from scratch or if there are milestones, else cosine
+    schedule: Literal["auto", "step", "cosine"] = "auto"
     milestones: tuple[Count, ...] | Auto = "auto"  # step: epochs after which rates are divided by 10; auto: 40 %, 80 %
     weight_decay: Number = 0.0
     adam_epsilon: Number = 1e-8

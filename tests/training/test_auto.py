@@ -90,17 +90,18 @@ HEAD = ["model.trainable=head", "model.head_init=whitened"]
 @pytest.mark.parametrize(
     ("settings", "chosen"),
     [
-        (["model.backbone=efficientnet-lite0", *HEAD], [128, 10, "cosine", (4, 8), 4e-4, 3]),
-        (["model.backbone=text", *HEAD], [128, 10, "cosine", (4, 8), 1.6e-3, 3]),
-        (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (4, 8), 4e-4, 3]),
+        (["model.backbone=efficientnet-lite0", *HEAD], [128, 10, "cosine", (), 4e-4, 3]),
+        (["model.backbone=text", *HEAD], [128, 10, "cosine", (), 1.6e-3, 3]),
+        (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (), 4e-4, 3]),
         (["model.backbone=linear", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
         (["model.backbone=conv-small", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
-        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 6, "cosine", (2, 5), 1e-4, 10]),
+        (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 6, "cosine", (), 1e-4, 10]),
         (
             ["model.backbone=efficientnet-lite0", "model.trainable=all", "train.choose=off"],
             [32, 50, "step", (20, 40), 1e-4, 10],
         ),
         (["model.backbone=conv-small", "train.epochs=10"], [32, 10, "step", (4, 8), 1e-3, 10]),
+        (["model.backbone=text", *HEAD, "train.milestones=[3]"], [128, 10, "step", (3,), 1.6e-3, 3]),
     ],
 )
 def test_what_is_trained_decides_the_budget(settings: list[str], chosen: list[object]) -> None:
@@ -161,6 +162,12 @@ def test_heads_on_fixed_features(backbone: str, trainable: str, head_init: str, 
 def test_a_loss_without_centres_is_given_none() -> None:
     config = with_settings(Config(), ["model.backbone=conv-small", "loss.name=semi-hard"])
     assert resolve_training(config, np.full(10, 60), QUIET).loss.centers_per_class == "auto"
+
+
+def test_vectors_are_not_augmented(capsys: pytest.CaptureFixture[str]) -> None:
+    config = with_settings(Config(), ["data.augment=crop"])
+    assert resolve(config, benchmark(DATA["vectors"]), Reporter()).data.augment == "none"
+    assert "data.augment" in capsys.readouterr().err
 
 
 def test_what_was_chosen_is_kept() -> None:

@@ -1,6 +1,5 @@
 """Training from data to report: every kind of source, resumed runs to the last bit, wrong input."""
 
-import errno
 import json
 from collections import Counter
 from dataclasses import replace
@@ -26,8 +25,9 @@ from softtriple.training.auto import centers_for
 from softtriple.training.checkpoint import read_state
 from softtriple.training.fit import row_batches
 from softtriple.training.loading import load_data
+from softtriple.training.prepare import prepare
 from softtriple.training.run import Run
-from softtriple.training.train import check_data, prepare, train, train_prepared
+from softtriple.training.train import train, train_prepared
 
 QUIET = Reporter(quiet=True)
 SMALL = ["train.epochs=2", "train.batch_size=16", "model.dim=8", "loss.centers_per_class=2"]
@@ -278,13 +278,6 @@ def test_unreadable_images_stop_or_are_left_out(images: Path, tmp_path: Path) ->
     assert "class 1/0.png" in left_out
 
 
-def test_options_of_other_losses_are_refused(vectors: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="softmax-norm has no such option"):
-        run(vectors, tmp_path / "run", "loss.name=softmax-norm")
-    with pytest.raises(ValueError, match="softtriple has no option alpha"):
-        run(vectors, tmp_path / "other", "loss.options.alpha=3")
-
-
 def test_queries_search_a_gallery(tmp_path: Path) -> None:
     values, labels = clusters()
     even = np.arange(72) % 2 == 0
@@ -432,41 +425,6 @@ def test_prepare_and_train_prepared_are_train(vectors: str, tmp_path: Path) -> N
     assert torch.equal(apart.test_embeddings.vectors, whole.test_embeddings.vectors)
 
 
-@pytest.mark.parametrize(
-    ("settings", "facts"),
-    [
-        ({"loss": "sofftriple"}, ["sofftriple", "softtriple"]),
-        ({"options": {"gama": 0.2}}, ["gama", "gamma"]),
-        ({"backbone": "eficientnet-lite1"}, ["eficientnet-lite1", "did you mean 'efficientnet-lite1'"]),
-        ({"trainable": "first:2"}, ["first:2", "last:N"]),
-        ({"sample_rate": 2.0}, ["sample_rate", "2.0"]),
-        ({"epoch": 3}, ["epoch", "epochs"]),
-        ({"loss": "margin", "centers_per_class": 3}, ["margin", "centers_per_class"]),
-    ],
-)
-def test_wrong_arguments_fail_before_data_are_read(tmp_path: Path, settings: dict, facts: list[str]) -> None:
-    """The data do not exist: whoever read them first would complain about that instead."""
-    with pytest.raises(UserError) as caught:
-        train("cub:nowhere", out=tmp_path / "run", reporter=QUIET, **settings)
-    assert all(fact in str(caught.value) for fact in facts), str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_output_folder_that_cannot_be_written_fails_first(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file is a file, not a folder"):
-        train("cub:nowhere", out=tmp_path / "file" / "run", reporter=QUIET)
-
-
-def test_an_output_folder_that_cannot_be_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def mkdir(self: Path, *arguments: object, **options: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system", str(self))
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    with pytest.raises(UserError, match=r"run: cannot be created \(Read-only file system\).*--out"):
-        train(clusters(), out=tmp_path / "run", reporter=QUIET)
-
-
 def test_a_single_class_is_refused_with_advice() -> None:
     with pytest.raises(UserError, match=r"at least 2.*--set data\.split=instances"):
         train((np.zeros((6, 3), dtype=np.float32), [0, 0, 0, 1, 1, 1]), reporter=QUIET, hold_out=0.0, epochs=1)
@@ -554,20 +512,6 @@ def test_corrected_labels_are_trained_on_and_kept(tmp_path: Path) -> None:
         train("digits", labels=str(tmp_path / "nothing.csv"), reporter=QUIET)
     with pytest.raises(UserError, match="none of 2 labels changes an item of data"):
         train((np.eye(4), [0, 0, 1, 1]), labels=str(table), reporter=QUIET)
-
-
-@pytest.mark.parametrize("data", [np.eye(4), [np.eye(4), [0, 0, 1, 1]], (np.eye(4),)])
-def test_data_are_a_source_or_values(data: object) -> None:
-    with pytest.raises(UserError, match="expected a source"):
-        check_data(Config(), data)
-
-
-def test_a_setting_without_effect_on_values_is_an_error() -> None:
-    values, labels = clusters()
-    with pytest.raises(UserError, match=r"data\.label = 'kind' has no effect on a tuple"):
-        train((values, labels), label="kind", reporter=QUIET)
-    with pytest.raises(UserError, match=r"data\.split = 'classes' has no effect on a Benchmark"):
-        train(make_benchmark(values, labels), split="classes", reporter=QUIET)
 
 
 def test_unreadable_files_in_memory_are_skipped(images: Path) -> None:

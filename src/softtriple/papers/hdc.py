@@ -40,7 +40,8 @@ from softtriple.training.auto import (
 from softtriple.training.building import encoder_config, training_feeds
 from softtriple.training.directory import RunDir
 from softtriple.training.loading import divide, load_data
-from softtriple.training.train import Prepared, train_prepared
+from softtriple.training.prepare import Prepared
+from softtriple.training.train import train_prepared
 
 HEADS = 3
 # The authors average their 14×14 maps by 5×5 with stride 3, which gives 4×4 cells.

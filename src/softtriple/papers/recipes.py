@@ -48,6 +48,7 @@ _LITE: dict[str, Any] = {
     "model.layer_norm": True,
     "model.head_init": "whitened",
     "train.schedule": "cosine",
+    "train.milestones": "auto",
 }
 PROTOCOLS: dict[str, dict[str, Any]] = {
     "paper": {},

@@ -61,6 +61,9 @@ def resolve(config: Config, benchmark: Benchmark, reporter: Reporter) -> Config:
         reporter.note(f"backbone: {model.backbone}")
     pretrained = starts_from_weights(model.backbone)
     photographs = pretrained and benchmark.kind == "image"
+    if benchmark.kind != "image" and data.augment not in ("auto", "none"):
+        reporter.note(f"data.augment = {data.augment!r} has no effect on {benchmark.kind}s, which are not images")
+        data = replace(data, augment="none")
     if data.augment == "auto" and not photographs:  # that of photographs depends on what is trained
         data = replace(data, augment=_augment(benchmark))
     unset = model.input_size is None and model.eval_size is None
@@ -115,11 +118,13 @@ def resolve_training(config: Config, class_sizes: Int64[np.ndarray, " classes"],
         network = TUNED_EPOCHS if tuned else NETWORK_EPOCHS
         training = replace(training, epochs=max(10, min(100, -(-HEAD_STEPS // steps))) if head else network)
     if training.schedule == "auto":
-        training = replace(training, schedule="cosine" if head or tuned else "step")
+        smooth = (head or tuned) and training.milestones == "auto"
+        training = replace(training, schedule="cosine" if smooth else "step")
     if training.milestones == "auto":
         epochs = training.epochs
         assert epochs != "auto"
-        training = replace(training, milestones=(round(0.4 * epochs), round(0.8 * epochs)))
+        shares = (0.4, 0.8) if training.schedule == "step" else ()
+        training = replace(training, milestones=tuple(round(share * epochs) for share in shares))
     if training.lr == "auto":
         rate = 1e-4 if starts_from_weights(model.backbone) else 1e-3
         training = replace(training, lr=(1.6e-3 if model.backbone == "text" else HEAD_RATE) if head else rate)

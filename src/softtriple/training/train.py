@@ -4,50 +4,37 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int64
 from torch import Tensor, nn
 
 from softtriple import dist
-from softtriple.config import Config, setting_names, with_values
-from softtriple.data import Benchmark, Split, absolute_spec, contiguous_labels, make_benchmark
-from softtriple.errors import UserError, counted, did_you_mean
+from softtriple.config import Config
+from softtriple.data import Split
+from softtriple.errors import UserError, counted
 from softtriple.files import naming_file, write_text
-from softtriple.losses import Loss, as_loss, check_loss, is_shardable, sample_classes, shard
+from softtriple.losses import Loss, sample_classes, shard
 from softtriple.metrics import Calibration, Embeddings, Report, calibrate, evaluate
-from softtriple.models import Encoder, StagedNetwork, check_backbone, check_trainable
-from softtriple.models.backbones.module import module_name
-from softtriple.models.features import Feed, Feeds, Rows, feature_rows
+from softtriple.models.features import Feed, feature_rows
 from softtriple.models.heads import closed_form_head
 from softtriple.progress import Reporter
-from softtriple.training.auto import (
-    CUSTOM,
-    check_compile,
-    check_dims,
-    resolve,
-    resolve_compile,
-    resolve_dim,
-    resolve_hold_out,
-    resolve_precision,
-    resolve_training,
-)
+from softtriple.training.arguments import Data, check, check_data, configure
 from softtriple.training.baseline import measure_baseline, measure_encoder
-from softtriple.training.building import build_configured_loss, build_encoder, build_network, training_feeds
+from softtriple.training.building import build_configured_loss
 from softtriple.training.calibrating import calibration_split, unseen_embeddings
 from softtriple.training.card import write_card
 from softtriple.training.checkpoint import find_checkpoints
 from softtriple.training.choose import class_splits, instance_splits
-from softtriple.training.continuing import check_start, continued_config, keep_centers
+from softtriple.training.continuing import continued_config, keep_centers
 from softtriple.training.directory import RunDir
 from softtriple.training.fit import fit
-from softtriple.training.loading import advising_to_skip, check_lists, correct_data, divide, load_data
+from softtriple.training.loading import advising_to_skip
 from softtriple.training.measure import embed_split, evaluate_benchmark, evaluate_prefixes
-from softtriple.training.plan import check_budget, choose_trainable
+from softtriple.training.prepare import Prepared, prepare
 from softtriple.training.run import Run
 from softtriple.training.start import (
     HeadProblem,
@@ -59,24 +46,8 @@ from softtriple.training.start import (
     set_between,
     trained_values,
 )
-from softtriple.training.tracking import check_trackers, tracking
+from softtriple.training.tracking import tracking
 from softtriple.training.trials import write_gains
-
-Data = str | os.PathLike[str] | Benchmark | tuple[Any, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """Everything a run needs before its first step; ``labels`` are the classes of the training ``rows``."""
-
-    config: Config  # resolved: nothing in it is "auto"
-    benchmark: Benchmark
-    encoder: Encoder
-    loss: Loss
-    rows: Rows
-    labels: Int64[np.ndarray, " rows"]
-    held_out: Split | None
-    feeds: Feeds
 
 
 def train(
@@ -129,132 +100,6 @@ def train(
             reporter=reporter,
         )
         return train_prepared(prepared, directory=directory, reporter=reporter)
-
-
-def configure(
-    config: Config,
-    data: Data,
-    backbone: str | nn.Module | None,
-    loss: str | nn.Module | None,
-    settings: dict[str, Any],
-) -> Config:
-    """``config`` with the arguments of `train` applied; a module is recorded by the name of its class."""
-    names = setting_names()
-    values = {}
-    for name, value in settings.items():
-        if name not in names:
-            raise UserError(f"there is no setting {name!r}; {did_you_mean(name, names)}")
-        values[names[name]] = value
-    if values.get("train.start") is not None:
-        values["train.start"] = str(Path(values["train.start"]).absolute())
-    values["dataset"] = absolute_spec(data) if isinstance(data, str) else ""
-    for name, given in (("model.backbone", backbone), ("loss.name", loss)):
-        if given is not None:
-            values[name] = module_name(given) if isinstance(given, nn.Module) else given
-    config = with_values(config, values)
-    files = {"data.exclude": config.data.exclude, "data.labels": config.data.labels}
-    return with_values(
-        config, {name: str(Path(file).expanduser().absolute()) for name, file in files.items() if file is not None}
-    )
-
-
-def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
-    """UserError for everything that can be known to be wrong before data are read or weights loaded."""
-    if directory is not None and dist.is_main():
-        directory.check(resume=resume)
-    check_dims(config)
-    if not config.loss.name.startswith(CUSTOM):
-        centers = None if config.loss.centers_per_class == "auto" else config.loss.centers_per_class
-        check_loss(
-            config.loss.name, config.loss.options, centers_per_class=centers, sample_rate=config.loss.sample_rate
-        )
-    if not config.model.backbone.startswith(CUSTOM) and config.model.backbone != "auto":
-        check_backbone(config.model.backbone, weights=config.model.weights)
-    if config.model.trainable != "auto":
-        check_trainable(config.model.trainable)
-    if not resume:
-        check_budget(config)
-        check_start(config)
-        check_lists(config)
-    check_trackers(config.train.track, directory)
-    check_compile(config, dist.device())
-
-
-def check_data(config: Config, data: object) -> None:
-    """UserError if ``data`` are neither a source nor values, or for settings that have no effect on values."""
-    if isinstance(data, str):
-        return
-    if not isinstance(data, Benchmark) and not (isinstance(data, tuple) and len(data) == 2):
-        raise UserError(
-            f"data are a {type(data).__name__}; expected a source such as 'photos/', a Benchmark, or a tuple of items "
-            "and labels"
-        )
-    unused = ["path", "text", "label", *(["split", "test_share"] if isinstance(data, Benchmark) else [])]
-    for name in unused:
-        if (value := getattr(config.data, name)) is not None:
-            raise UserError(f"data.{name} = {value!r} has no effect on a {type(data).__name__}; leave it out")
-
-
-def prepare(
-    config: Config,
-    *,
-    data: Data | None = None,
-    backbone: nn.Module | None = None,
-    loss: nn.Module | None = None,
-    directory: RunDir | None = None,
-    reporter: Reporter,
-) -> Prepared:
-    """Load the data, resolve the configuration and build encoder and loss, ready for `train_prepared`."""
-    if directory is not None:
-        config = dist.from_main(lambda: directory.resume_config(config))
-    benchmark = _benchmark(config if directory is None else directory.with_own_lists(config), data, reporter)
-    if directory is not None:
-        directory.check_data(benchmark)
-    _check_classes(benchmark, len(np.unique(benchmark.train.labels)))
-    config = resolve(config, benchmark, reporter)
-    check_budget(config)
-    torch.manual_seed(config.train.seed)
-    network, size = build_network(config, benchmark, backbone), config.model.input_size
-    config = resolve_dim(config, network.num_features, len(benchmark.train))
-    config = dist.from_main(lambda: _choose_trainable(config, benchmark, network, reporter))
-    config = resolve_hold_out(config, len(np.unique(benchmark.train.labels)))
-    rows, held_out = divide(benchmark.train, config)
-    labels, classes = contiguous_labels(benchmark.train.labels[rows])
-    _check_classes(benchmark, len(classes))
-    config = resolve_training(config, np.unique(labels, return_counts=True)[1], reporter)
-    if config.model.input_size != size:
-        network = build_network(config, benchmark, backbone)
-    encoder = build_encoder(config, benchmark, [benchmark.class_names[label] for label in classes], network)
-    feeds = training_feeds(config, encoder, reporter)
-    config = resolve_precision(config, dist.device(), reporter)
-    config = resolve_compile(config, len(rows), dist.device(), reporter)
-    if loss is not None:
-        whole = as_loss(loss, len(classes), encoder.dim)
-    else:
-        # If centres are split over ranks, no rank needs memory for all of them.
-        splits = dist.world_size() > 1 and is_shardable(config.loss.name)
-        with torch.device("meta" if splits else "cpu"):
-            whole = build_configured_loss(config, len(classes))
-    feeds.frozen = encoder.set_trainable(config.model.trainable)
-    return Prepared(config, benchmark, encoder, whole, rows, labels, held_out, feeds)
-
-
-def _check_classes(benchmark: Benchmark, count: int) -> None:
-    if count < 2:
-        raise UserError(
-            f"{benchmark.name}: only {counted(count, 'class')} to train on; a metric needs at least 2 to tell "
-            "apart. Add classes, lower data.test_share, or split each class instead: --set data.split=instances"
-        )
-
-
-def _choose_trainable(config: Config, benchmark: Benchmark, network: StagedNetwork, reporter: Reporter) -> Config:
-    """`choose_trainable`, which may have to measure how fast ``network`` is."""
-    if config.model.trainable != "auto":
-        return config
-    with torch.random.fork_rng(devices=[]):  # drawing this head must not change the final one
-        encoder = build_encoder(config, benchmark, (), network)
-    reading = training_feeds(config, encoder, reporter).reading(benchmark.train, "crop")
-    return choose_trainable(config, encoder, benchmark.train, reading, dist.device(), reporter)
 
 
 def train_prepared(prepared: Prepared, *, directory: RunDir | None, reporter: Reporter) -> Run:
@@ -389,13 +234,6 @@ def _start(
         encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config)))
         initialize_centers(loss, encoder, features, labels)
     return config
-
-
-def _benchmark(config: Config, data: Data | None, reporter: Reporter) -> Benchmark:
-    if isinstance(data, tuple):
-        items, labels = data
-        data = make_benchmark(items, labels, split=config.data.split, test_share=config.data.test_share)
-    return correct_data(data, config.data, reporter) if isinstance(data, Benchmark) else load_data(config, reporter)
 
 
 def _calibrate(source: str, embedded: Embeddings, trained: Sequence[str]) -> Calibration | None:

@@ -66,14 +66,20 @@ _NONE = Layout((), (), (), ())
 _DYNAMIC = ("vision_transformer", "deit", "eva")
 
 
-def timm_model(name: str, *, pretrained: bool, input_size: int | None = None) -> LibraryNetwork:
-    """The network timm:MODEL with the preprocessing of timm's data configuration."""
+def check_timm_name(name: str) -> None:
+    """UserError if timm has no network called ``name``, timm:MODEL."""
     timm = import_library("timm", name)
     model = name.removeprefix("timm:")
     if not timm.is_model(model):  # also excludes names that timm would look up on a hub or in a folder
         close = difflib.get_close_matches(model, timm.list_models(), n=1)
         hint = f"; did you mean timm:{close[0]}?" if close else ""
         raise UserError(f"{name}: timm {timm.__version__} has no network of that name{hint}")
+
+
+def timm_model(name: str, *, pretrained: bool, input_size: int | None = None) -> LibraryNetwork:
+    """The network timm:MODEL with the preprocessing of timm's data configuration."""
+    check_timm_name(name)
+    timm, model = import_library("timm", name), name.removeprefix("timm:")
     options = {"dynamic_img_size": True} if timm.models.is_model_in_modules(model, _DYNAMIC) else {}
     try:
         network = timm.create_model(model, pretrained=pretrained, num_classes=0, **options)
