@@ -1,6 +1,7 @@
 """What a resolved configuration describes, built: network, encoder, batches and loss."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from torch import nn
@@ -12,6 +13,7 @@ from softtriple.losses import Loss, build_loss, has_option
 from softtriple.models import Encoder, EncoderConfig, StagedNetwork, build_backbone
 from softtriple.models.backbones.module import module_backbone
 from softtriple.models.features import Feeds
+from softtriple.models.weights import is_url
 from softtriple.progress import Reporter
 from softtriple.training.auto import CENTERS, CUSTOM, PREFIXES
 from softtriple.training.directory import RunDir
@@ -31,6 +33,8 @@ def build_encoder(config: Config, benchmark: Benchmark, class_names: Sequence[st
     """The encoder that the resolved configuration describes, on ``network``."""
     assert config.model.dim != "auto"
     described = encoder_config(config.model, config.model.dim, benchmark)
+    if described.weights is not None and not is_url(described.weights):
+        described = replace(described, weights=None)  # a path of this machine, which others need not see
     encoder = Encoder(described, class_names, backbone=network)
     assert config.model.freeze_batch_norm != "auto"
     encoder.freeze_batch_norm(config.model.freeze_batch_norm)
