@@ -52,35 +52,35 @@ HALVINGS = 4  # of the classes, to measure the probabilities on classes that the
 
 
 @dataclass(frozen=True, kw_only=True)
-class GallerySize:
-    """The threshold and the log-odds of a right match, slope · score + intercept, for a gallery of some size."""
+class LogOdds:
+    """The log-odds that two items have the same class, slope · similarity + intercept."""
 
-    classes: Annotated[float, Field(ge=1)]
-    threshold: float
     slope: float
     intercept: float
 
     def probability(self, score: float) -> float:
-        """Probability that a match with this score has the query's class, if half of all queries are unknown."""
+        """Probability that two items with this similarity have the same class."""
         return float(expit(self.slope * score + self.intercept))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairCalibration:
+class GallerySize(LogOdds):
+    """The threshold for a gallery of some size, and the log-odds of a match if half of all queries are unknown."""
+
+    classes: Annotated[float, Field(ge=1)]
+    threshold: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairCalibration(LogOdds):
     """Whether two items have the same class: error rates, and the log-odds if that is as likely as not."""
 
     auroc: float
     equal_error_rate: float
     fnmr_at_1_percent_fmr: float
     fnmr_at_0_1_percent_fmr: float
-    slope: float
-    intercept: float
     error_before: float
     error_after: float
-
-    def probability(self, score: float) -> float:
-        """Probability that two items with this similarity have the same class."""
-        return float(expit(self.slope * score + self.intercept))
 
 
 @dataclass(frozen=True, kw_only=True)
