@@ -128,10 +128,10 @@ def reproduce(
     ] = None,
     seeds: Annotated[int, Option("--seeds", help="Number of runs per row.", metavar="N")] = 1,
     rows: Annotated[
-        str | None,
+        list[str] | None,
         Option(
             "--rows",
-            help="Only these rows, such as softtriple,proxy-nca; a loss that the table lacks is added.",
+            help="Only these rows, such as softtriple,proxy-nca; a loss that the table lacks is added; repeatable.",
             metavar="A,B",
         ),
     ] = None,
@@ -151,7 +151,7 @@ def reproduce(
     from softtriple.progress import Reporter
 
     reporter = Reporter()
-    chosen = None if rows is None else [row.strip() for row in rows.split(",")]
+    chosen = [row.strip() for given in rows or [] for row in given.split(",")] or None
     try:
         made = make(
             target, data, out, seeds=seeds, rows=chosen, protocol=protocol, settings=settings or [], reporter=reporter
