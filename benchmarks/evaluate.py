@@ -38,13 +38,12 @@ def main() -> None:
     if options.run:
         print(json.dumps(run(*options.run)))
         return
-    rows = []
+    where, rows = machine("torch", "faiss-cpu", "pytorch-metric-learning", "scikit-learn", "numpy"), []
     for size in options.sizes.split(","):
         for threads in map(int, options.threads.split(",")):
             rows.append(compare(size, threads, options.repeats))
             print(text([rows[-1]]), flush=True)
-    where = machine("torch", "faiss-cpu", "pytorch-metric-learning", "scikit-learn", "numpy")
-    save("evaluate", where, rows, text(rows))
+            save("evaluate", where, rows, text(rows))  # after each, since some take an hour
 
 
 def compare(size: str, threads: int, repeats: int) -> dict[str, Any]:

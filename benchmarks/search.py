@@ -46,15 +46,15 @@ def main() -> None:
     if options.run:
         print(json.dumps(compare(*map(int, options.run.split("x")), options.queries, options.milvus)))
         return
-    rows = []
+    where, rows = machine("lancedb", "faiss-cpu", "scikit-learn", "torch", "numpy"), []
     for size in options.sizes.split(","):
         for threads in map(int, options.threads.split(",")):
             more = ["--queries", str(options.queries), *(["--milvus"] if options.milvus else [])]
             part = run_alone(__file__, "--run", size, *more, threads=threads)
             rows += [{"size": size, "threads": threads, **row} for row in part]
             print(text(rows[-len(part) :]), flush=True)
+            save("search", where, rows, text(rows))  # after each, since some take an hour
     draw_growth([row for row in rows if row["size"].endswith("x64") and row["threads"] == 1])
-    save("search", machine("lancedb", "faiss-cpu", "scikit-learn", "torch", "numpy"), rows, text(rows))
 
 
 def compare(count: int, dim: int, num_queries: int, milvus: bool) -> list[dict[str, Any]]:

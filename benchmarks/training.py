@@ -6,14 +6,14 @@ Images per second of whole training steps, everything included, after a first ep
 cache. ``limit``: forward and backward of the bare network on one ready batch, with its batch norms folded and memory
 reused as in training. ``bare``: the same as the network is published. ``plain``: what a user would write instead, a
 DataLoader with two workers, the same network, pytorch-metric-learning's SoftTripleLoss and Adam. ``cached``: epochs of
-a head on cached features. Rounds are interleaved; medians are shown. The images are drawn for the purpose, and networks
-of timm have random weights. A second table shows how the speed grows with the batch.
+a head on cached features. Rounds are interleaved, and the fastest of each way is shown: other work on the machine can
+only slow a round down. The images are drawn for the purpose, and networks of timm have random weights. A second table
+shows how the speed grows with the batch. Results are saved after each row.
 """
 
 import argparse
 import itertools
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -72,7 +72,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--name", default="training", help="name of the files in benchmarks/results")
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
+    growth: list[dict[str, Any]] = []
+    loading: dict[int, float] = {}
+
+    def keep() -> None:
+        told = ", ".join(f"{speed:.0f} with {workers}" for workers, speed in loading.items())
+        loader = f"Images per second of the loader by workers: {told}." if told else ""
+        tables = [text(rows), text(growth, TRAINING) if growth else "", loader]
+        save(options.name, machine("torch"), [*rows, *growth], "\n\n".join(filter(None, tables)) + "\n")
+
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SOFTTRIPLE_CACHE"] = f"{folder}/cache"
         draw_images(Path(folder) / "photos", options.images)
@@ -85,15 +94,15 @@ def main() -> None:
             case = {"backbone": backbone, "size": size, "batch": batch, "threads": threads, "precision": precision}
             rows.append(case | speeds)
             print(text(rows[-1:]), flush=True)
+            keep()
         case = {axis: values[-1 if axis != "backbone" else 0] for axis, values in zip(AXES, axes, strict=True)}
-        growth = []
         for batch in options.growth:
             ways = measure(f"{folder}/many", case["backbone"], case["size"], batch, case["precision"], 1, TRAINING)
             growth.append({"batch": batch} | case | ways)
-        loading = {workers: loader_speed(f"{folder}/photos", workers) for workers in (1, 2, 4)}
-    told = ", ".join(f"{speed:.0f} with {workers}" for workers, speed in loading.items())
-    shown = f"{text(rows)}\n\n{text(growth, TRAINING)}\n\nImages per second of the loader by workers: {told}.\n"
-    save(options.name, machine("torch"), [*rows, *growth], shown)
+            keep()
+        for workers in (1, 2, 4):
+            loading[workers] = loader_speed(f"{folder}/photos", workers)
+        keep()
 
 
 def draw_images(folder: Path, count: int) -> None:
@@ -109,7 +118,7 @@ def draw_images(folder: Path, count: int) -> None:
 def measure(
     data: str, backbone: str, size: int, batch_size: int, precision: str, rounds: int, names: tuple[str, ...] = WAYS
 ) -> dict[str, float]:
-    """Median images per second of the ways called ``names``."""
+    """Images per second of the ways called ``names``, in their fastest round."""
     settings = [f"train.batch_size={batch_size}", f"train.precision={precision}", "train.choose=off", "model.dim=64"]
     settings += ["model.pooling=average"]  # which every network has
     prepared = build(data, backbone, size, [*settings, "model.trainable=all"])
@@ -128,7 +137,7 @@ def measure(
             images = way(number)
             if number:  # the first round warms up
                 taken[name].append(images / (time.perf_counter() - start))
-    return {name: statistics.median(speeds) for name, speeds in taken.items()}
+    return {name: max(speeds) for name, speeds in taken.items()}
 
 
 def build(data: str, backbone: str, size: int, settings: list[str]) -> Prepared:
