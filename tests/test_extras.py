@@ -1,5 +1,6 @@
 """Every extra of pyproject.toml brings the modules that its name promises."""
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -38,25 +39,42 @@ def test_the_test_environment_has_every_extra() -> None:
     assert set(ours.removeprefix("softtriple[").removesuffix("]").split(",")) == MODULES.keys()
 
 
+# One process imports them all: most of the time goes to what they share, such as torch.
+IMPORTS = """
+import importlib, json, sys, traceback
+failures = {}
+for extra, names in json.loads(sys.argv[1]).items():
+    try:
+        for name in names:
+            importlib.import_module(name)
+    except BaseException:
+        failures[extra] = traceback.format_exc()
+print("failures:", json.dumps(failures))
+"""
+
+
+@pytest.fixture(scope="module")
+def failures() -> dict[str, str]:
+    """The traceback of each extra that does not bring its modules."""
+    tracebacks: dict[str, str] = json.loads(output_of(IMPORTS, json.dumps(MODULES)).rpartition("failures:")[2])
+    return tracebacks
+
+
 @pytest.mark.parametrize("extra", MODULES)
-def test_an_extra_brings_what_it_promises(extra: str) -> None:
-    modules_after(f"import importlib\nfor name in {MODULES[extra]}: importlib.import_module(name)")
+def test_an_extra_brings_what_it_promises(extra: str, failures: dict[str, str]) -> None:
+    assert extra not in failures, failures[extra]
 
 
 def test_a_loss_loads_nothing_of_other_stages() -> None:
-    loaded = modules_after("from softtriple import SoftTripleLoss")
+    said = output_of("import sys\nfrom softtriple import SoftTripleLoss\nprint('modules:', *sys.modules)")
+    loaded = set(said.rpartition("modules:")[2].split())
     assert {"torch", "softtriple.losses.softtriple"} <= loaded
     assert not loaded & {"faiss", "matplotlib", "sklearn", "scipy", "pandas", "PIL", "typer", "pydantic"}
 
 
-def modules_after(code: str) -> set[str]:
-    """The modules that a process of its own has after ``code``: what a library sets up at import stays there."""
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint('modules:', *sys.modules)"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def output_of(code: str, *arguments: str) -> str:
+    """What ``code`` prints in a process of its own: what a library sets up at import stays there."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.rpartition("modules:")[2].split())
+    return done.stdout

@@ -59,10 +59,16 @@ def network(name: str, options: dict[str, Any]) -> StagedNetwork:
     return build_backbone(name, pretrained=False, **options)
 
 
-@pytest.fixture
-def encoder(name: str, options: dict[str, Any]) -> Encoder:
+@pytest.fixture(scope="module")
+def built_encoder(name: str, options: dict[str, Any]) -> Encoder:
     torch.manual_seed(0)
     return Encoder.from_backbone(name, dim=4, pretrained=False, **options)
+
+
+@pytest.fixture
+def encoder(built_encoder: Encoder) -> Encoder:
+    """A copy for each test, because tests change it; building one takes longer."""
+    return copy.deepcopy(built_encoder)
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ class Workers:
 
     def __init__(self, folder: Path) -> None:
         self._stores = (folder / f"store-{number}" for number in itertools.count())
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["softtriple.training"])  # torch is imported once, not once per process
         pipes = [context.Pipe() for _ in range(LARGEST)]
         self._pipes = [ours for ours, _ in pipes]
         self._processes = [context.Process(target=_serve, args=(theirs,), daemon=True) for _, theirs in pipes]

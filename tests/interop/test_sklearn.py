@@ -2,9 +2,8 @@
 
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-import jaxtyping
 import joblib
 import numpy as np
 import pytest
@@ -21,17 +20,11 @@ from softtriple import SoftTripleEmbedding
 
 QUICK = SoftTripleEmbedding(4, epochs=10)
 
-
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """As users run it: scikit-learn sets parameters to nonsense, which the type checks of the tests would refuse."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+# Tests of how well many fits do are unchecked: checking the annotations in every step takes longer than the step.
 
 
 @parametrize_with_checks([QUICK, clone(QUICK).set_params(hidden_layer_sizes=(16,))])
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("unchecked")  # it sets parameters to nonsense, which the annotations would refuse first
 def test_what_scikit_learn_checks(estimator, check, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")  # without it scikit-learn skips its check of the array API
     check(estimator)
@@ -84,6 +77,7 @@ def test_probabilities_add_up_and_agree_with_the_prediction(digits, fitted: Soft
 
 
 @pytest.mark.parametrize("unknown", [-1, "unknown"])
+@pytest.mark.usefixtures("unchecked")
 def test_rows_of_another_class_are_unknown_on_request(unknown: int | str) -> None:
     X, y = load_digits(return_X_y=True)
     names = y if unknown == -1 else np.array([f"digit {label}" for label in y])
@@ -127,6 +121,7 @@ def test_it_travels(digits, fitted: SoftTripleEmbedding) -> None:
 
 
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_digits, load_breast_cancer])
+@pytest.mark.usefixtures("unchecked")
 def test_neighbors_lose_nothing_against_the_vectors_themselves(load: Callable[..., tuple[np.ndarray, ...]]) -> None:
     X, y = load(return_X_y=True)
     if len(X) > 1000:  # digits: every third item, which takes a third of the time
@@ -139,10 +134,11 @@ def test_neighbors_lose_nothing_against_the_vectors_themselves(load: Callable[..
 def test_the_number_of_components_follows_the_features() -> None:
     random = np.random.default_rng(0)
     for features, components in ((1, 2), (4, 5), (31, 32), (50, 32)):
-        X, y = random.standard_normal((60, features)), np.arange(60) % 3
-        assert SoftTripleEmbedding(epochs=1, random_state=0).fit(X, y).transform(X).shape == (60, components)
+        X, y = random.standard_normal((24, features)), np.arange(24) % 3
+        assert SoftTripleEmbedding(epochs=1, random_state=0).fit(X, y).transform(X).shape == (24, components)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_length_of_vectors_is_not_lost() -> None:
     """Two classes in the same directions at different distances: unit vectors alone could not tell them apart."""
     random = np.random.default_rng(0)
@@ -153,6 +149,7 @@ def test_the_length_of_vectors_is_not_lost() -> None:
     assert cross_val_score(learned, X, y, cv=5).mean() > 0.95
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_in_a_pipeline_and_a_grid() -> None:
     X, y = load_iris(return_X_y=True)
     names = np.array(["setosa", "versicolor", "virginica"])[y]
@@ -167,6 +164,7 @@ def test_in_a_pipeline_and_a_grid() -> None:
     assert cross_val_score(ending_in_neighbors, X, names, cv=3).mean() > 0.9
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_classes_of_several_modes() -> None:
     """Four blobs, opposite ones of one class: no single direction is near both, so that one centre must fail."""
     random = np.random.default_rng(0)

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 from tests.report.html_tree import parse, text
 
 from softtriple.cli import main
@@ -22,6 +23,13 @@ from softtriple.progress import Reporter
 
 QUIET = Reporter(quiet=True)
 TINY = ["train.epochs=1", "train.batch_size=128", "model.dim=9"]
+
+
+@pytest.fixture(autouse=True)
+def _fewer_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fourth digit: these tests train some forty times."""
+    pixels, labels = load_digits(return_X_y=True)
+    monkeypatch.setattr("sklearn.datasets.load_digits", lambda **_: (pixels[::4], labels[::4]))
 
 
 def trained(out: Path) -> list[str]:

@@ -60,7 +60,7 @@ def test_integer_vectors_with_ties(data):
     assert among.equal(by_the_book(gallery, gallery, k, exclude_self=True))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("dim", [3, 67])
 @pytest.mark.usefixtures("engine")
 def test_copies_of_a_vector_tie_wherever_they_stand(seed, dim):
@@ -82,7 +82,7 @@ def test_nearly_equal_vectors_are_ordered_as_in_float64():
     # Differences of 1e-7 in the similarity: float32 products get this order wrong.
     random = np.random.default_rng(1)
     center = random.normal(size=256)
-    items = torch.from_numpy(center + 3e-4 * random.normal(size=(300, 256))).float()
+    items = torch.from_numpy(center + 3e-4 * random.normal(size=(120, 256))).float()
     items = torch.nn.functional.normalize(items, dim=1)
     float32_order = (items @ items.T).fill_diagonal_(-2).topk(5, dim=1).indices
     expected = by_the_book(items, items, 5, exclude_self=True)
@@ -92,7 +92,7 @@ def test_nearly_equal_vectors_are_ordered_as_in_float64():
 
 @pytest.mark.usefixtures("engine")
 def test_result_does_not_depend_on_the_memory_budget():
-    items = crowded(150, 24, 100, 0)
+    items = crowded(80, 24, 50, 0)
     expected = nearest(items, items, 7, exclude_self=True)
     for budget in (1 << 12, 1 << 16):
         found = nearest(items, items, 7, exclude_self=True, memory_budget=budget)
@@ -220,10 +220,10 @@ def test_similarity_of_a_pair_does_not_depend_on_where_it_stands(dim):
     alone = torch.cat(
         [
             exact_pairs(items, items, r, c, 1 << 30)
-            for r, c in zip((rows % 50).split(1), (cols % 50).split(1), strict=True)
+            for r, c in zip((rows[:500] % 50).split(1), (cols[:500] % 50).split(1), strict=True)
         ]
     )
-    assert scores.equal(alone)
+    assert scores[:500].equal(alone)
 
 
 @pytest.mark.parametrize("dim", [2, 64, 1000])

@@ -433,33 +433,34 @@ def test_a_milvus_store_without_contents_keeps_working(tmp_path: Path, monkeypat
 
 WRITER = """
 import sys
-from tests.search.test_stores import DIM, some_items, unit
-from softtriple.search import open_store
+from tests.search.test_stores import DIM, open_store, put_in_parts
 
 store = open_store(sys.argv[1], fingerprint="abc", dim=DIM, create=True)
 print(flush=True)
 sys.stdin.readline()
-for start in range(0, 80, 10):
-    store.put(some_items(80)[start : start + 10], unit(80)[start : start + 10])
+put_in_parts(store)
 """
+
+
+def put_in_parts(opened: Store) -> None:
+    for start in range(0, 80, 10):
+        opened.put(some_items(80)[start : start + 10], unit(80)[start : start + 10])
 
 
 def test_two_processes_that_write_the_same_items_store_them_once(tmp_path: Path) -> None:
     uri = str(tmp_path / "store")
-    writers = [
-        subprocess.Popen([sys.executable, "-c", WRITER, uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for writer in writers:
-        assert writer.stdout is not None
-        writer.stdout.readline()
-    for writer in writers:
-        assert writer.stdin is not None
-        writer.stdin.write("go\n")
-        writer.stdin.flush()
-    for writer in writers:
-        writer.communicate()
-        assert writer.returncode == 0
+    command = [sys.executable, "-c", WRITER, uri]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        other.stdout.readline()
+        opened = open_store(uri, fingerprint="abc", dim=DIM, create=True)
+        other.stdin.write("go\n")
+        other.stdin.flush()
+        put_in_parts(opened)
+        other.communicate()
+        assert other.returncode == 0
+    opened.close()
     assert contents(open_store(uri, fingerprint="abc")) == expected(some_items(80), unit(80))
 
 

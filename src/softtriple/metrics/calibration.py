@@ -11,10 +11,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
+import scipy  # loads scipy.special on first use: it takes a quarter of a second
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from scipy.special import expit
 from torch import Tensor
 
 from softtriple.errors import UserError, counted
@@ -60,7 +60,7 @@ class LogOdds:
 
     def probability(self, score: float) -> float:
         """Probability that two items with this similarity have the same class."""
-        return float(expit(self.slope * score + self.intercept))
+        return float(scipy.special.expit(self.slope * score + self.intercept))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,10 +15,10 @@ objective. A few iterations then reach a lower objective than twenty from random
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # loads scipy.special on first use: it takes a quarter of a second
 import torch
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from scipy.special import gammaln
 from torch import Tensor
 
 from softtriple.errors import UserError
@@ -304,7 +304,7 @@ def _information_by_chance(
     They add the expectation of n / N log(N n / (a b)) = n / N log n + n / N log(N / (a b)).
     """
     total = int(class_sizes.sum())
-    log_factorial = gammaln(np.arange(total + 1) + 1.0)
+    log_factorial = scipy.special.gammaln(np.arange(total + 1) + 1.0)
     information = np.zeros(len(cluster_sizes))
     b = cluster_sizes[:, None]
     largest = int(cluster_sizes.max(initial=0))

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # loads scipy.special on first use: it takes a quarter of a second
 from jaxtyping import Float, Int
-from scipy.special import gammaln, stdtrit
 from torch import Tensor, split
 
 GRID = 100  # about a third of the thresholds at which rates are computed
@@ -140,6 +140,7 @@ def misses(others: int, gallery: int) -> Float[np.ndarray, " counts"]:
     left = others - np.arange(others + 1)
     possible = left >= gallery
     left = np.where(possible, left, gallery)
+    gammaln = scipy.special.gammaln
     logs = gammaln(left + 1) - gammaln(left - gallery + 1) - gammaln(others + 1) + gammaln(others - gallery + 1)
     return np.where(possible, np.exp(logs), 0.0)
 
@@ -190,7 +191,7 @@ def share_interval(share: float, error: float, effective: float) -> tuple[float,
         return 1 - high, 1 - low
     if share <= 0:
         return share, share
-    reach = stdtrit(max(effective - 1, 1.0), 0.975) * error / (3 * share ** (2 / 3))
+    reach = scipy.special.stdtrit(max(effective - 1, 1.0), 0.975) * error / (3 * share ** (2 / 3))
     low, high = ((share ** (1 / 3) + side) ** 3 for side in (-reach, reach))
     return float(max(0.0, low)), float(min(1.0, high))
 

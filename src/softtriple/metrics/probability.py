@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
+import scipy  # loads scipy.special on first use: it takes a quarter of a second
 from jaxtyping import Float
-from scipy.special import expit
 
 BINS = 10  # of probability, for the calibration error
 
@@ -77,4 +77,4 @@ def calibration_error(bins: list[Bin]) -> float:
 
 def log_odds_map(slope: float, intercept: float, scores: Float[np.ndarray, " bins"]) -> Float[np.ndarray, " bins"]:
     """The probability of each score."""
-    return np.asarray(expit(slope * scores + intercept))
+    return np.asarray(scipy.special.expit(slope * scores + intercept))

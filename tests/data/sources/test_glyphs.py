@@ -9,7 +9,7 @@ from softtriple.data.sources import glyphs
 
 @pytest.fixture
 def cache(tmp_path_factory, monkeypatch):
-    """A cache for the whole session, shared with the contract suite: the glyphs are drawn once."""
+    """A cache for the whole session: the glyphs are drawn once."""
     folder = tmp_path_factory.getbasetemp() / "glyphs"
     monkeypatch.setenv("SOFTTRIPLE_CACHE", str(folder))
     return folder
