@@ -25,7 +25,7 @@ export class Chart {
     listen("pointerdown", this.onDown);
     listen("pointermove", this.onMove);
     listen("pointerup pointercancel", this.onUp);
-    listen("pointerleave", () => this.pointers.size || this.point(-1));
+    listen("pointerleave", (event) => event.pointerType === "touch" || this.pointers.size || this.point(-1)); // a finger leaves with every tap
     listen("keydown", this.onKey);
     listen("blur", () => this.cross(false));
   }
@@ -228,6 +228,7 @@ export class Chart {
     this.canvas.setPointerCapture(event.pointerId);
     this.pointers.set(event.pointerId, [event.offsetX, event.offsetY]);
     this.moved = 0;
+    this.pointed = this.at;
     this.point(-1);
     this.cross(false);
     const mode = event.shiftKey ? "box" : this.mode;
@@ -268,7 +269,8 @@ export class Chart {
       return;
     }
     const row = this.nearest(event.offsetX, event.offsetY, 2 * REACH);
-    if (event.pointerType === "mouse" && row >= 0) this.on.open(row);
+    // A mouse points before it clicks; of a finger, the first tap points and the second one opens.
+    if (row >= 0 && (event.pointerType === "mouse" || row === this.pointed)) this.on.open(row);
     else this.point(row);
   }
 

@@ -11,6 +11,7 @@ const COLOURS = { class: "Class", prediction: "Prediction", correct: "Correctnes
 const PAGE = 48;
 const POLL = 4000; // milliseconds
 const HELP = "Drag to move, scroll or pinch to zoom.";
+const TAPS = " Tap a point to see its item, and again to open it.";
 const KEYS = " Shift and drag to select. Keys: arrows move, + and − zoom, 0 resets the view, Enter opens the item at the cross, Escape clears the selection.";
 
 export async function mapPage(_, { about, signal, parameters, refresh }) {
@@ -169,7 +170,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
       h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset())),
       h("button", { type: "button", onclick: () => chart.selectView() }, "Select all in view")),
     h("div", { class: "sheet" }, h("div", { class: "plane" }, canvas, card), side),
-    h("p", { class: "hint", id: "map-help" }, HELP, h("span", { class: "keys" }, KEYS)),
+    h("p", { class: "hint", id: "map-help" }, HELP, h("span", { class: "taps" }, TAPS), h("span", { class: "keys" }, KEYS)),
     list);
 }
 
