@@ -31,7 +31,7 @@ ISSUES = {
     "merge": "look like one class: merge?",
     "confusable": "often confused",
 }
-EVIDENCE = {"exact": "same content", "picture": "same picture", "embedding": "nearly equal embedding"}
+EVIDENCE = {"exact": "same content", "picture": "nearly the same picture", "embedding": "nearly equal embedding"}
 
 
 class Entry(NamedTuple):
