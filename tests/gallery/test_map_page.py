@@ -29,6 +29,12 @@ def test_the_map_is_drawn_and_answers_pointer_and_keys(address: str, open_page) 
     expect(page.locator(".card img")).to_be_visible()
     page.mouse.wheel(0, -400)
     wait_until(lambda: painted(page)["sum"] != before["sum"])
+    # The view is in the address.
+    expect(page).to_have_url(re.compile("at="))
+    page.mouse.move(0, 0)
+    zoomed = painted(page)["sum"]
+    page.reload()
+    wait_until(lambda: canvas.is_visible() and painted(page)["sum"] == zoomed)
     page.get_by_role("button", name="Reset view").click()
     page.mouse.move(0, 0)
     wait_until(lambda: painted(page)["sum"] == before["sum"])
