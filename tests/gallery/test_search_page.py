@@ -174,7 +174,7 @@ def test_a_region_of_the_query_is_searched(address: str, open_page, tmp_path: Pa
     stage = page.locator(".stage")
     box = stage.bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + 0.52 * box["width"], box["y"] + 2)
+    page.mouse.move(box["x"] + 0.52 * box["width"], box["y"] + 0.05 * box["height"])
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] + 50, box["y"] + box["height"] + 50, steps=3)
     page.mouse.up()

@@ -18,7 +18,7 @@ const COPIES = { exact: "Same content", picture: "Nearly the same picture", embe
 const ISSUES = {
   merge: ["look like one class: merge them?", (value) => `${percent(value)} of their items are taken for the other class`],
   confusable: ["are often confused", (value) => `${percent(value)} of their items are taken for the other class`],
-  split: ["falls into two groups: split it?", (value) => `the groups explain ${percent(value)} of the variance between them`],
+  split: ["falls into two groups: split it?", (value) => `two groups explain ${percent(value)} of the variance along the line between them`],
   few: ["has too few items", (value) => count(value, "item")],
 };
 
