@@ -20,7 +20,7 @@ export async function comparePage(_, { signal, parameters, refresh }) {
     remember({ only: name === "first" ? null : name });
     const total = name === "first" ? onlyFirst : onlySecond;
     list.replaceChildren(lists[name].length
-      ? h("p", { class: "hint" }, `Most confident errors first${lists[name].length < total ? `, ${lists[name].length} of ${total}` : ""}. ${numbers([])}`)
+      ? h("p", { class: "hint" }, `Most confident errors first${lists[name].length < total ? `, ${lists[name].length} of ${total.toLocaleString("en")}` : ""}. ${numbers([])}`)
       : h("p", { class: "empty" }, "There are none."),
     h("ol", { class: "compared", "aria-label": "Queries" }, lists[name].map((query) => pair(query, answer.names))));
   };
