@@ -53,7 +53,7 @@ class Comparison:
 
 
 class Comparing:
-    """Compares the latest snapshot with another store, in the background: a minute for 100 000 items.
+    """Compares the latest snapshot with another store, in the background: minutes for 100 000 items.
 
     Used by one thread besides its own.
     """
