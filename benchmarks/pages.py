@@ -2,8 +2,9 @@
 
 The server runs in a process of its own; one client asks for different items, classes and findings over a connection
 that stays open. "first" is the first answer, which may include reading the store. The first request for the classes
-starts a search for the neighbours of all items in the background; the others wait here until it is done. Other load on
-the machine hardly changes the processor time of the server. Writes results/pages.json and results/pages.md.
+starts a search for the neighbours of all items in the background, and that for the comparison, here of the store with
+itself, compares all items; the others wait here until it is done. Other load on the machine hardly changes the
+processor time of the server. Writes results/pages.json and results/pages.md.
 
     python benchmarks/pages.py [--items 100000] [--asks 200]
 """
@@ -87,6 +88,7 @@ def serve(folder: Path, items: int) -> None:
 
     from softtriple.gallery import Settings, create_app
     from softtriple.gallery.audits import Audits
+    from softtriple.gallery.compare import Other
     from softtriple.gallery.server import Server, listen
     from softtriple.models import Encoder, EncoderConfig
     from softtriple.search import open_store, resident
@@ -95,8 +97,9 @@ def serve(folder: Path, items: int) -> None:
     encoder = Encoder(EncoderConfig(backbone="conv-small", dim=DIM), class_names=names).eval()
     centers = torch.randn(len(names), CENTERS, DIM, generator=torch.Generator().manual_seed(0))
     store = resident(open_store(str(folder / "store"), fingerprint="benchmark"))
+    app = create_app(encoder, store, centers, audits=Audits(folder), other=Other(("one", "two"), store))
     with listen("127.0.0.1", PORT) as listening:
-        Server(create_app(encoder, store, centers, audits=Audits(folder)), Settings()).run(sockets=[listening])
+        Server(app, Settings()).run(sockets=[listening])
 
 
 def paths(items: int, version: str) -> dict[str, Any]:
@@ -128,7 +131,15 @@ def paths(items: int, version: str) -> dict[str, Any]:
             f"audit: {kind}": lambda kind=kind: f"audit/findings?kind={kind}&offset={24 * draw.randrange(4)}"
             for kind in ("labels", "leaks", "copies", "odd", "classes")
         },
+        "compare": lambda: "compare",
     }
+
+
+# Answers that grow in the background, and when they are complete.
+COMPLETE: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "classes": lambda answer: answer["measured"] == answer["items"],
+    "compare": lambda answer: answer["ready"],
+}
 
 
 async def measure(process: int, items: int, asks: int) -> list[dict[str, Any]]:
@@ -151,9 +162,7 @@ async def measure(process: int, items: int, asks: int) -> list[dict[str, Any]]:
     result = []
     for name, path in paths(items, json.loads(state)["version"]).items():
         first, body = await ask(path())
-        extra = {}
-        if name == "classes":
-            extra = {"all_measured_s": first + await until_measured(ask)}
+        extra = {"complete_s": first + await until_complete(ask, name)} if name in COMPLETE else {}
         before = processor_seconds(process)
         taken = [(await ask(path()))[0] for _ in range(asks)]
         used = (processor_seconds(process) - before) / asks * 1e3
@@ -164,10 +173,10 @@ async def measure(process: int, items: int, asks: int) -> list[dict[str, Any]]:
     return result
 
 
-async def until_measured(ask: Callable[[str], Awaitable[tuple[float, bytes]]]) -> float:
-    """Seconds until the neighbours of all items are known."""
+async def until_complete(ask: Callable[[str], Awaitable[tuple[float, bytes]]], path: str) -> float:
+    """Seconds until the answer is complete."""
     start = time.perf_counter()
-    while (answer := json.loads((await ask("classes"))[1]))["measured"] < answer["items"]:
+    while not COMPLETE[path](json.loads((await ask(path))[1])):
         await asyncio.sleep(0.5)
     return time.perf_counter() - start
 
@@ -177,8 +186,11 @@ def text(rows: list[dict[str, Any]]) -> str:
         [row["request"], *(f"{row[name]:.1f}" for name in ("first_s", "p50_ms", "p95_ms", "cpu_ms", "kB"))]
         for row in rows
     ]
-    measured = next(row["all_measured_s"] for row in rows if "all_measured_s" in row)
-    note = f"The neighbours of all items are known {measured:.0f} s after the first request for the classes."
+    classes, compare = (next(row["complete_s"] for row in rows if row["request"] == name) for name in COMPLETE)
+    note = (
+        f"The neighbours of all items are known {classes:.0f} s after the first request for the classes, and the "
+        f"comparison {compare:.0f} s after the first request for it."
+    )
     return f"{table(['request', 'first, s', 'p50 ms', 'p95 ms', 'server CPU ms per answer', 'kB'], cells)}\n\n{note}"
 
 

@@ -12,6 +12,7 @@ from tests.gallery.small_gallery import Collection, running
 
 from softtriple.data.corrections import read_labels
 from softtriple.gallery.audits import KINDS, Audits
+from softtriple.gallery.schemas import AuditAnswer
 
 pytestmark = needs_chromium
 
@@ -127,6 +128,20 @@ def test_a_failed_audit_says_why_and_what_to_do(collection: Collection, open_pag
         expect(page.get_by_role("alert")).to_contain_text("the audit failed")
         page.goto("about:blank")
     forget_refusals(open_page, 404)
+
+
+def test_an_audit_that_is_being_made_is_waited_for(
+    collection: Collection, open_page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Audits(make_audit(tmp_path / "audit"))
+    answers = iter([AuditAnswer(state="computing", message="judging labels: 12 of 25")])
+    ready = made.answer
+    monkeypatch.setattr(made, "answer", lambda: next(answers, None) or ready())
+    with running(collection.app(audits=made)) as url:
+        page = open_page(f"{url}/#/audit")
+        expect(page.get_by_role("status").filter(has_text="judging labels: 12 of 25")).to_be_visible()
+        expect(page.get_by_role("button", name="Suspect labels: 2")).to_be_visible()
+        page.goto("about:blank")
 
 
 def test_nothing_found(collection: Collection, open_page, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Two runs on the items of both stores, against plain loops."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +11,7 @@ from tests.gallery.test_analysis import random_store
 
 from softtriple.errors import UserError
 from softtriple.gallery.analysis import take_snapshot
-from softtriple.gallery.compare import compare
+from softtriple.gallery.compare import Comparing, compare
 
 
 def noisy(store: MemoryStore, seed: int) -> MemoryStore:
@@ -51,3 +54,32 @@ def test_stores_without_common_items_cannot_be_compared() -> None:
     other.delete([item.id for items, _ in store.scan() for item in items])
     with pytest.raises(UserError, match="0 items in common"):
         compare(take_snapshot(store, 100), other)
+
+
+def test_a_comparison_is_made_once_per_snapshot_and_its_errors_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = random_store(30, 3)
+    snapshot, other = take_snapshot(store, 100), noisy(store, 1)
+    go_on, compared = threading.Event(), []
+
+    def patient(*given):
+        compared.append(given)
+        assert go_on.wait(30)
+        return compare(*given)
+
+    monkeypatch.setattr("softtriple.gallery.compare.compare", patient)
+    monkeypatch.setattr("softtriple.gallery.compare.SHORT", 0.01)
+    comparing = Comparing(other)
+    assert comparing.result(snapshot) is None
+    go_on.set()
+    deadline = time.monotonic() + 30
+    while (result := comparing.result(snapshot)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert result.rows.tolist() == list(range(1, 30))
+    assert comparing.result(snapshot) is result
+    assert len(compared) == 1
+    monkeypatch.setattr("softtriple.gallery.compare.SHORT", 30)
+    other.delete([item.id for item in snapshot.items])
+    store.delete([snapshot.items[0].id])
+    with pytest.raises(UserError, match="0 items in common"):
+        comparing.result(take_snapshot(store, 100))

@@ -1,5 +1,6 @@
 """The UMAP layout: computed by another process, kept in a file, and only for the vectors it was asked for."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -22,20 +23,26 @@ class Process:
 
     def __init__(self, arguments: list[str], **_: object) -> None:
         self.arguments, self.status = arguments[3:], None
+        self.ended, self.reaped = threading.Event(), threading.Event()
         started.append(self)
 
     def finish(self) -> None:
         write_layout(*self.arguments)
-        self.status = 0
+        self.end(0)
+
+    def end(self, status: int) -> None:
+        self.status = status
+        self.ended.set()
 
     def poll(self) -> int | None:
         return self.status
 
     def terminate(self) -> None:
-        self.status = self.status or -15
+        self.end(self.status or -15)
 
     def wait(self) -> None:
-        assert self.status is not None
+        assert self.ended.wait(30)
+        self.reaped.set()
 
 
 started: list[Process] = []
@@ -69,6 +76,14 @@ def test_a_layout_is_computed_once_and_read_by_the_next_server(tmp_path: Path) -
     assert started[1].status == -15
 
 
+def test_a_process_that_ends_is_reaped_though_nobody_asks(tmp_path: Path) -> None:
+    layout_of_a = UmapLayout(tmp_path / "a.npz")
+    layout_of_a.request("x", VECTORS)
+    started[0].finish()
+    assert started[0].reaped.wait(30)
+    layout_of_a.close()
+
+
 def test_there_is_none_without_a_file_or_the_package_and_for_a_few_items(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +100,7 @@ def test_a_process_that_failed_and_a_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_text("not an archive")
     failed = UmapLayout(tmp_path / "a.npz")
     failed.request("x", VECTORS)
-    started[0].status = 1
+    started[0].end(1)
     assert failed.state("x") == "unavailable"
 
 

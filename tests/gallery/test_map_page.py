@@ -4,10 +4,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import parse_qs, urlparse
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 from tests.gallery.browsing import needs_chromium, wait_until
 from tests.gallery.small_gallery import Collection, running
 
@@ -28,6 +29,12 @@ def test_the_map_is_drawn_and_answers_pointer_and_keys(address: str, open_page) 
     expect(page.locator(".card img")).to_be_visible()
     page.mouse.wheel(0, -400)
     wait_until(lambda: painted(page)["sum"] != before["sum"])
+    # The view is in the address.
+    expect(page).to_have_url(re.compile("at="))
+    page.mouse.move(0, 0)
+    zoomed = painted(page)["sum"]
+    page.reload()
+    wait_until(lambda: canvas.is_visible() and painted(page)["sum"] == zoomed)
     page.get_by_role("button", name="Reset view").click()
     page.mouse.move(0, 0)
     wait_until(lambda: painted(page)["sum"] == before["sum"])
@@ -66,6 +73,59 @@ def painted(page: Page) -> dict:
             return { colors: [...colors], sum, somewhere };
         }"""
     )
+
+
+def test_a_finger_points_first_and_opens_then(address: str, open_page) -> None:
+    page = open_page(f"{address}/#/map", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    canvas = page.locator("canvas[data-drawn='25']")
+    expect(canvas).to_be_visible()
+    expect(page.get_by_text("Tap a point")).to_be_visible()
+    x, y = painted(page)["somewhere"]
+    card = page.locator(".card")
+    for again in (lambda: canvas.tap(position={"x": x, "y": y}), card.tap):
+        canvas.tap(position={"x": x, "y": y})
+        expect(card.locator("img")).to_be_visible()
+        expect(page).to_have_url(re.compile("#/map"))
+        again()
+        expect(page.locator(".properties")).to_be_visible()
+        page.go_back()
+        expect(card).to_be_hidden()
+    canvas.tap(position={"x": x, "y": y})
+    canvas.tap(position={"x": 3, "y": 3})
+    expect(card).to_be_hidden()
+
+
+def test_a_hundred_thousand_points_are_drawn_found_and_selected(address: str, open_page) -> None:
+    """In ten columns, far apart; of each, a box takes the lower half."""
+    page = open_page(address)
+    number = 100_000
+    x = [row % 10 for row in range(number)]
+    y = [row // 10 / number for row in range(number)]
+    answer = {"version": "v", "umap": "unavailable", "method": "pca", "x": x, "y": y, "labels": x, "total": number}
+    answer |= {"class_names": [f"class {one}" for one in range(10)], "explained": 0.5}
+
+    def items(route: Route) -> None:
+        rows = [int(row) for row in parse_qs(urlparse(route.request.url).query)["row"]]
+        made = {"text": None, "has_picture": False, "proposed": None, "tags": []}
+        route.fulfill(json={"items": [{"id": str(row), "class_name": f"class {row % 10}", **made} for row in rows]})
+
+    page.route("**/api/map?*", lambda route: route.fulfill(json=answer))
+    page.route("**/api/map/items?*", items)
+    page.goto(f"{address}/#/map?area=-1+-1,9.5+-1,9.5+{np.mean(y)},-1+{np.mean(y)}")
+    canvas = page.locator(f"canvas[data-drawn='{number}']")
+    expect(canvas).to_be_visible()
+    expect(page.get_by_role("heading", name="50,000 items in this area")).to_be_visible()
+    box = canvas.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.wheel(0, -200)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2 + 30, box["y"] + box["height"] / 2 + 30, steps=5)
+    page.mouse.up()
+    px, py = painted(page)["somewhere"]
+    page.mouse.move(box["x"] + px, box["y"] + py)
+    expect(page.locator(".card")).to_have_attribute("href", re.compile(r"#/item/\d+$"))
+    page.goto("about:blank")
 
 
 def test_colours_of_the_map_and_their_legend(address: str, open_page) -> None:

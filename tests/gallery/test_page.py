@@ -1,6 +1,7 @@
 """What all pages share, and those of items and of two runs, in a real browser."""
 
 import re
+import threading
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from tests.gallery.small_gallery import Collection, running
 
 from softtriple.gallery import Settings, create_app
 from softtriple.gallery.audits import KINDS, Audits
-from softtriple.gallery.compare import Other
+from softtriple.gallery.compare import Other, compare
 
 pytestmark = needs_chromium
 
@@ -38,6 +39,15 @@ def test_an_item_tells_all_that_is_known_of_it(address: str, open_page, collecti
     expect(large.get_by_role("img")).to_be_visible()
     page.keyboard.press("Escape")
     expect(large).to_have_count(0)
+
+
+def test_an_empty_store_says_how_to_fill_it(collection: Collection, open_page) -> None:
+    with running(create_app(collection.encoder, MemoryStore([], np.empty((0, 8), np.float32)), None)) as url:
+        page = open_page(url)
+        for path in ("#/", "#/map", "#/classes"):
+            page.goto(f"{url}/{path}")
+            expect(page.locator(".empty")).to_contain_text("softtriple index RUN DATA --store URI")
+        page.goto("about:blank")
 
 
 def test_the_page_notices_that_the_store_has_changed(collection: Collection, open_page) -> None:
@@ -125,6 +135,22 @@ def test_two_runs_are_compared(collection: Collection, open_page) -> None:
         page.goto("about:blank")
 
 
+def test_a_comparison_that_takes_long_is_waited_for(
+    collection: Collection, open_page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr("softtriple.gallery.compare.SHORT", 0.01)
+    monkeypatch.setattr("softtriple.gallery.compare.compare", lambda *given: (go_on.wait(30), compare(*given))[1])
+    with running(collection.app(other=Other(("one", "two"), collection.store))) as url:
+        page = open_page(f"{url}/#/compare")
+        expect(page.locator(".lead")).to_contain_text("Comparing one and two")
+        go_on.set()
+        expect(page.get_by_role("row").filter(has_text="Recall@1")).to_be_visible()
+        page.get_by_role("button", name="Only two right: 0").click()
+        expect(page.get_by_text("There are none.")).to_be_visible()
+        page.goto("about:blank")
+
+
 def test_items_are_selected_and_changed(collection: Collection, open_page, tmp_path: Path) -> None:
     settings = Settings(token="sesam")
     store = MemoryStore([one for one, _ in collection.store.get(collection.ids)], np.eye(25, 8, dtype=np.float32))
@@ -164,6 +190,9 @@ def test_items_are_selected_and_changed(collection: Collection, open_page, tmp_p
         page.get_by_role("dialog").get_by_role("button", name="Delete").click()
         expect(page.locator("main")).to_contain_text("The store is empty")
         assert store.count() == 0
+        with page.expect_download() as started:
+            bar.get_by_role("button", name="Changes as CSV").click()
+        assert started.value.path().read_text().startswith("item,label,before,tags\n")
         bar.get_by_role("button", name="Undo").click()
         expect(page.locator("canvas[data-drawn='25']")).to_be_visible()
         assert (tmp_path / "s.changes.csv").read_text().splitlines()[1:] == [

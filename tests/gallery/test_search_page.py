@@ -8,7 +8,7 @@ from urllib.parse import quote
 import numpy as np
 import pytest
 from PIL import Image
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 from tests.gallery.browsing import forget_refusals, needs_chromium, shadow, wait_until, widths
 from tests.gallery.memory_store import MemoryStore
 from tests.gallery.small_gallery import COLORS, Collection, make_calibration, running
@@ -28,6 +28,8 @@ def test_upload_shows_neighbours(address: str, open_page, collection: Collection
     expect(results).to_have_count(24)
     expect(results.first.get_by_role("link")).to_have_attribute("title", "2-3.png")
     expect(results.first).to_contain_text("1.000")
+    expect(results.first.locator(".score")).to_have_attribute("title", re.compile("cosine.*never above 1"))
+    expect(page.get_by_role("checkbox")).to_have_count(0)  # nothing can be changed without --edit
     expect(page.get_by_alt_text("Your image, 2-3.png")).to_be_visible()
     expect(page.locator("#status")).to_have_text("24 neighbours found")
     assert page.locator(".wrong").count() == 0, "its class was not said"
@@ -49,6 +51,8 @@ def test_an_upload_that_nothing_matches(collection: Collection, open_page, tmp_p
         expect(page.locator("#status")).to_contain_text("none is similar enough")
         results = page.get_by_role("list", name="Neighbours, best first").get_by_role("listitem")
         expect(results.first).to_contain_text(" %")
+        faint = float(results.first.locator("img").evaluate("(image) => getComputedStyle(image).opacity"))
+        assert faint < 0.6, "it does not look like a hit"
         page.set_input_files("input[multiple]", collection.folder / "2-3.png")
         expect(results.first.get_by_role("link")).to_have_attribute("title", "2-3.png")
         expect(page.get_by_text("Probably none of these.")).to_have_count(0)
@@ -170,12 +174,15 @@ def test_a_region_of_the_query_is_searched(address: str, open_page, tmp_path: Pa
     stage = page.locator(".stage")
     box = stage.bounding_box()
     assert box is not None
-    page.mouse.move(box["x"] + 0.52 * box["width"], box["y"] + 2)
+    page.mouse.move(box["x"] + 0.52 * box["width"], box["y"] + 0.05 * box["height"])
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] + 50, box["y"] + box["height"] + 50, steps=3)
     page.mouse.up()
     expect(page.get_by_label("Left edge")).to_have_value("52")
     expect(page.get_by_label("Bottom edge")).to_have_value("100")
+    page.get_by_label("Left edge").press("ArrowRight")
+    expect(page.get_by_label("Left edge")).to_have_value("53")
+    page.get_by_label("Left edge").press("ArrowLeft")
     page.get_by_role("button", name="Search this region").click()
     preview = page.get_by_alt_text("Your image, region of halves.png")
     expect(preview).to_be_visible()
@@ -254,6 +261,54 @@ def test_the_verdict_does_not_contradict_the_scores(collection: Collection, open
             told[0]
         )
         page.goto("about:blank")
+
+
+def test_long_names_are_cut_and_scores_stand_in_one_column(open_page) -> None:
+    encoder = Encoder.from_backbone("text", dim=8).eval()
+    texts = ["a parcel", "another parcel " * 60]
+    names = ["short", "a class whose name is long " * 6]
+    items = [Item(f"sha256:{n}", n, name, text) for n, (name, text) in enumerate(zip(names, texts, strict=True))]
+    with running(create_app(encoder, MemoryStore(items, encoder.embed(texts)), None)) as url:
+        page = open_page(f"{url}/#/?text=parcel")
+        hits = page.get_by_role("list", name="Neighbours, best first").get_by_role("listitem")
+        expect(hits).to_have_count(2)
+        cut = hits.locator(".class").filter(has_text=names[1][:20])
+        expect(cut).to_have_attribute("title", names[1])
+        assert cut.evaluate("(name) => name.scrollWidth > name.clientWidth"), "cut"
+        rights = hits.locator(".score").evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().right)")
+        assert rights[0] == pytest.approx(rights[1], abs=1)
+        heights = hits.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().height)")
+        assert max(heights) < 120, "a long text takes a few lines"
+        page.goto("about:blank")
+
+
+def test_a_search_that_takes_long_says_so(address: str, open_page, collection: Collection) -> None:
+    page = open_page(address)
+    results, told = page.get_by_role("region", name="Results"), []
+
+    def slow(route: Route) -> None:
+        told.append((results.get_attribute("aria-busy"), results.inner_text().splitlines()[-1]))
+        route.continue_()
+
+    page.route("**/api/search/image*", slow)
+    page.set_input_files("input[multiple]", [collection.folder / "0-1.png", collection.folder / "0-2.png"])
+    expect(results.get_by_role("list")).to_have_count(2)
+    assert told == [("true", "Searching… 1 of 2"), ("true", "Searching… 2 of 2")]
+
+
+def test_a_page_that_takes_long_says_so(address: str, open_page) -> None:
+    page = open_page(f"{address}/#/map")
+    expect(page.get_by_role("heading", name="Map")).to_be_visible()
+    loading = page.get_by_text("Loading…")
+
+    def slow(route: Route) -> None:
+        loading.wait_for()
+        route.continue_()
+
+    page.route("**/api/items*", slow)
+    page.goto(f"{address}/#/")
+    expect(page.get_by_role("list", name="Items in the gallery")).to_be_visible()
+    expect(loading).to_have_count(0)
 
 
 def test_vectors_are_listed_by_name(open_page) -> None:

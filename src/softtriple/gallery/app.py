@@ -223,7 +223,7 @@ def create_app(
 
         @api.get("/compare", tags=["compare"])
         async def compare() -> schemas.CompareAnswer:
-            """Metrics of two runs, and queries that only one of them gets right."""
+            """Metrics of two runs, and queries that only one gets right; the first request starts the comparison."""
             return await analyzing.run(service.compare)
 
     if audits is not None:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -198,6 +199,8 @@ class Audits:
                 stdout=subprocess.DEVNULL,
                 stderr=said,
             )
+        # So that it does not stay a zombie until the next request.
+        threading.Thread(target=self._process.wait, name="gallery-audit", daemon=True).start()
 
     def _last_line(self) -> str:
         lines = (self._folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,6 +1,7 @@
 """Two runs on one set: metrics with the interval of their difference, and the queries that only one answers rightly."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from softtriple.errors import UserError
 from softtriple.gallery.analysis import Snapshot
+from softtriple.gallery.measuring import SHORT, in_background
 from softtriple.gallery.schemas import CompareAnswer, ComparedMetric, ComparedQuery, HitAnswer
 from softtriple.metrics import Difference, Embeddings, Report, difference_intervals, evaluate
 from softtriple.metrics.report import metric_rows
@@ -50,6 +52,33 @@ class Comparison:
         return list(positions[confident].tolist())
 
 
+class Comparing:
+    """Compares the latest snapshot with another store, in the background: minutes for 100 000 items.
+
+    Used by one thread besides its own.
+    """
+
+    def __init__(self, other: Store) -> None:
+        self._other = other
+        self._digest = ""
+        self._result: Future[Comparison] = Future()
+
+    def result(self, snapshot: Snapshot) -> Comparison | None:
+        """The comparison, or None while it is computed; the first request starts it and waits for a moment."""
+        if snapshot.digest != self._digest:
+            self._digest, self._result = snapshot.digest, Future()
+            result = self._result
+            in_background("gallery-comparing", lambda: _fulfil(result, snapshot, self._other)).join(SHORT)
+        return self._result.result() if self._result.done() else None
+
+
+def _fulfil(result: Future[Comparison], snapshot: Snapshot, other: Store) -> None:
+    try:
+        result.set_result(compare(snapshot, other))
+    except Exception as error:  # raised where the result is asked for
+        result.set_exception(error)
+
+
 def compare(snapshot: Snapshot, other: Store) -> Comparison:
     """``snapshot`` beside the vectors of the same items in ``other``, of items whose class has another item."""
     wanted = {item.id: row for row, item in enumerate(snapshot.items)}
@@ -84,13 +113,16 @@ def answer_of(
     hit_answer: Callable[[Item, float, str | None], HitAnswer],
 ) -> CompareAnswer:
     """The comparison for the page, with the first of the queries that only one run gets right."""
-    items, (first, second) = [snapshot.items[row] for row in compared.rows], compared.right
+    first, second = compared.right
+
+    def item(position: int) -> Item:
+        return snapshot.items[int(compared.rows[position])]
 
     def query(position: int) -> ComparedQuery:
-        own = items[position]
+        own = item(position)
         hits = [
             [
-                hit_answer(items[other], score, own.class_name)
+                hit_answer(item(other), score, own.class_name)
                 for other, score in zip(rows[position].tolist(), scores[position].tolist(), strict=True)
             ]
             for rows, scores in compared.neighbors
@@ -103,7 +135,8 @@ def answer_of(
 
     return CompareAnswer(
         names=list(names),
-        items=len(items),
+        ready=True,
+        items=len(compared.rows),
         metrics=[metric(*row) for row in compared.metrics()],
         counts=[int(both.sum()) for both in (first & second, first & ~second, ~first & second, ~first & ~second)],
         only_first=[query(position) for position in compared.only(0)[:QUERIES]],

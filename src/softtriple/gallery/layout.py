@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -59,6 +60,8 @@ class UmapLayout:
             command = "import sys; from softtriple.gallery.layout import write_layout; write_layout(*sys.argv[1:])"
             arguments = [sys.executable, "-c", command, str(given), str(self._file), digest]
             self._process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL)
+            # So that it does not stay a zombie until the next request.
+            threading.Thread(target=self._process.wait, name="gallery-umap", daemon=True).start()
 
     def state(self, digest: str) -> State:
         """Whether the layout of the vectors that ``digest`` names can be had."""

@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 from softtriple.gallery.analysis import Snapshot
 
@@ -25,8 +26,8 @@ class Measuring:
             return
         self.close()
         self._snapshot, self._stop = snapshot, threading.Event()
-        self._thread = threading.Thread(target=_measure, args=(snapshot, self._stop), name=THREAD, daemon=True)
-        self._thread.start()
+        stop = self._stop
+        self._thread = in_background(THREAD, lambda: _measure(snapshot, stop))
         self._thread.join(SHORT)
 
     def close(self) -> None:
@@ -37,9 +38,20 @@ class Measuring:
         self._snapshot = self._thread = None
 
 
+def in_background(name: str, work: Callable[[], object]) -> threading.Thread:
+    """A thread that does ``work`` when the requests leave it time."""
+
+    def run() -> None:
+        if sys.platform == "linux":
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread and those it starts
+        work()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
 def _measure(snapshot: Snapshot, stop: threading.Event) -> None:
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)  # of this thread and those it starts
     for start in range(0, len(snapshot.items), BLOCK):
         if stop.is_set():
             return

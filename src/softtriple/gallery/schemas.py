@@ -245,18 +245,19 @@ class ComparedQuery(BaseModel):
 
 
 class CompareAnswer(BaseModel):
-    """Two runs on the items that both stores hold.
+    """Two runs on the items that both stores hold; until it is ``ready``, only the names and the number of items.
 
     ``only_first`` has queries that the first run gets right and the second wrong; ``counts`` are of queries that both,
     only the first, only the second and neither get right.
     """
 
     names: list[str]
+    ready: bool
     items: int
-    metrics: list[ComparedMetric]
-    counts: list[int]
-    only_first: list[ComparedQuery]
-    only_second: list[ComparedQuery]
+    metrics: list[ComparedMetric] = []
+    counts: list[int] = []
+    only_first: list[ComparedQuery] = []
+    only_second: list[ComparedQuery] = []
 
 
 class AuditAnswer(BaseModel):

@@ -24,8 +24,7 @@ from softtriple.gallery.analysis import (
 )
 from softtriple.gallery.audits import AuditFile, Audits, findings_page, suggested_labels
 from softtriple.gallery.changes import Changes
-from softtriple.gallery.compare import Comparison, Other, answer_of
-from softtriple.gallery.compare import compare as compare_stores
+from softtriple.gallery.compare import Comparing, Other, answer_of
 from softtriple.gallery.details import image_file, mistakes
 from softtriple.gallery.images import Size, Thumbnails, decode_upload
 from softtriple.gallery.layout import UmapLayout
@@ -95,7 +94,7 @@ class GalleryService:
         self._counted = 0.0  # when the classes were last counted
         self._layout, self._measuring, self._changes = UmapLayout(layout_file), Measuring(), changes
         self._other, self._audits = other, audits
-        self._compared: tuple[str, Comparison] | None = None  # with the digest of its snapshot
+        self._comparing = None if other is None else Comparing(other.store)
 
     def close(self) -> None:
         """Stop computing the layout of the map, the neighbours of all items and the audit."""
@@ -269,13 +268,15 @@ class GalleryService:
     def compare(self) -> CompareAnswer:
         """The run beside another one."""
         assert self._other is not None
+        assert self._comparing is not None
         snapshot = self._current_snapshot()
-        if self._compared is None or self._compared[0] != snapshot.digest:
-            try:
-                self._compared = snapshot.digest, compare_stores(snapshot, self._other.store)
-            except UserError as error:
-                raise HTTPException(404, str(error)) from None
-        return answer_of(self._compared[1], snapshot, self._other.names, self._hit_answer)
+        try:
+            compared = self._comparing.result(snapshot)
+        except UserError as error:
+            raise HTTPException(404, str(error)) from None
+        if compared is None:
+            return CompareAnswer(names=list(self._other.names), ready=False, items=len(snapshot.items))
+        return answer_of(compared, snapshot, self._other.names, self._hit_answer)
 
     def audit_findings(self, kind: AuditKind, offset: int, limit: int) -> FindingPage:
         """Some of what the audit found."""

@@ -31,7 +31,7 @@ ISSUES = {
     "merge": "look like one class: merge?",
     "confusable": "often confused",
 }
-EVIDENCE = {"exact": "same content", "picture": "same picture", "embedding": "nearly equal embedding"}
+EVIDENCE = {"exact": "same content", "picture": "nearly the same picture", "embedding": "nearly equal embedding"}
 
 
 class Entry(NamedTuple):
@@ -298,7 +298,7 @@ def _issue(audit: Audit, issue: ClassIssue) -> str:
     names = " and ".join(audit.benchmark.class_names[label] for label in issue.classes)
     told = {
         "few": counted(int(issue.value), "item"),
-        "split": f"two modes explain {100 * issue.value:.0f} % of the variance between them",
+        "split": f"two modes explain {100 * issue.value:.0f} % of the variance along the line between them",
     }.get(issue.kind, f"{100 * issue.value:.0f} % of the items taken for the other")
     return f"{names}: {ISSUES[issue.kind]} ({told})"
 

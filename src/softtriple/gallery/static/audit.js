@@ -9,16 +9,16 @@ import { tiles } from "./tiles.js";
 const POLL = 2000; // milliseconds
 const KINDS = {
   labels: ["Suspect labels", "Each item was judged by a metric that had not seen its label. Beside it are the most similar items of the class it has and of the class it probably should have."],
-  leaks: ["Leaks", "Copies across train and test, which make the metrics look better than they are."],
+  leaks: ["Leaks", "Copies across train and test. They usually make the metrics look better than they are."],
   copies: ["Duplicates", "Copies of each other; groups with different labels come first."],
   odd: ["Odd items", "Unreadable, blank, tiny or elongated items, and items far from the centres of every class."],
   classes: ["Classes", "Classes that are hard to tell apart, that fall into separate groups, or that have few items. Of a pair, the items closest to the other class are shown."],
 };
-const COPIES = { exact: "Same content", picture: "Same picture", embedding: "Nearly equal" };
+const COPIES = { exact: "Same content", picture: "Nearly the same picture", embedding: "Nearly equal embeddings" };
 const ISSUES = {
   merge: ["look like one class: merge them?", (value) => `${percent(value)} of their items are taken for the other class`],
   confusable: ["are often confused", (value) => `${percent(value)} of their items are taken for the other class`],
-  split: ["falls into two groups: split it?", (value) => `the groups explain ${percent(value)} of the variance between them`],
+  split: ["falls into two groups: split it?", (value) => `two groups explain ${percent(value)} of the variance along the line between them`],
   few: ["has too few items", (value) => count(value, "item")],
 };
 

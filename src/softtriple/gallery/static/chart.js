@@ -1,12 +1,14 @@
 // The canvas of the map: moved by wheel, pinch, drag and keys; areas are selected by box and lasso.
 
-import { masksOf } from "./marks.js";
-import { Grid, Picture } from "./points.js";
+import { markOf, masksOf } from "./marks.js";
+import { Grid, Picture, brushOf } from "./points.js";
 
 const REACH = 14; // pixels around the pointer
 const CORNERS = 60; // of a lasso in the address
-// Milliseconds: painting that takes longer waits until the view has not moved for a while, but not too long.
-const [SLOW, SETTLED, LONGEST] = [12, 80, 300];
+const FINEST = 2; // pixels per CSS pixel; finer ones are hardly seen, and cost as much time as they are many
+// Milliseconds: painting that takes longer waits until the view has not moved for a while; while it moves, painting
+// takes a tenth of the time.
+const [SLOW, SETTLED, TENTH] = [12, 80, 10];
 
 // `on` has: point(row or -1, place), open(row), moved(view), selected(corners or null)
 export class Chart {
@@ -17,15 +19,15 @@ export class Chart {
     this.points = document.createElement("canvas"); // the points alone, so that ring, cross and outline move without repainting them
     this.middle = { zoom: 1, x: (this.grid.left + this.grid.right) / 2, y: (this.grid.bottom + this.grid.top) / 2 };
     this.view = this.middle;
-    this.mark = () => ({ shape: 0, color: [128, 128, 128], alpha: 1 }); // of a row
+    this.marks = [markOf(-1, true)];
+    this.kinds = new Uint32Array(data.x.length); // of `marks`, in the order of the grid
     this.hidden = () => false; // whether a row is faint and not to be pointed at
-    this.below = () => false; // whether a row is painted before the others
     const listen = (types, handler) => types.split(" ").forEach((type) => canvas.addEventListener(type, handler.bind(this), { passive: false }));
     listen("wheel", this.onWheel);
     listen("pointerdown", this.onDown);
     listen("pointermove", this.onMove);
     listen("pointerup pointercancel", this.onUp);
-    listen("pointerleave", () => this.pointers.size || this.point(-1));
+    listen("pointerleave", (event) => event.pointerType === "touch" || this.pointers.size || this.point(-1)); // a finger leaves with every tap
     listen("keydown", this.onKey);
     listen("blur", () => this.cross(false));
   }
@@ -45,7 +47,7 @@ export class Chart {
   }
 
   resize() {
-    const ratio = devicePixelRatio || 1;
+    const ratio = Math.min(FINEST, devicePixelRatio || 1);
     [this.width, this.height] = [this.canvas.clientWidth, this.canvas.clientHeight];
     for (const canvas of [this.canvas, this.points]) [canvas.width, canvas.height] = [this.width * ratio, this.height * ratio].map(Math.round);
     this.picture = this.points.width && this.points.height ? new Picture(this.points.width, this.points.height) : null; // null: not laid out
@@ -89,19 +91,31 @@ export class Chart {
     return Math.round(4 * this.ratio * Math.min(8, least * Math.sqrt(this.view.zoom))) / 4;
   }
 
+  // One for each of `marks`, many of which are the same.
+  brushes() {
+    const width = this.picture.width;
+    if (this.masks.radius !== this.radius || this.masks.width !== width) this.masks = { radius: this.radius, width, shapes: masksOf(this.radius), brushes: new Map() };
+    const { shapes, brushes } = this.masks;
+    return this.marks.map((mark) => {
+      if (!brushes.has(mark)) brushes.set(mark, brushOf(shapes[mark.shape], mark, width));
+      return brushes.get(mark);
+    });
+  }
+
   paintPoints(style) {
     const started = performance.now();
-    const { ratio, picture, grid: { x, y } } = this;
-    const masks = this.masks.radius === this.radius ? this.masks : (this.masks = Object.assign(masksOf(this.radius), { radius: this.radius }));
+    const { ratio, picture, kinds, grid: { xs, ys } } = this;
+    const brushes = this.brushes();
     picture.clear(style.backgroundColor.match(/[\d.]+/g).slice(0, 3).map(Number));
     const factor = ratio * this.scale * this.view.zoom;
     const [left, top] = [(ratio * this.width) / 2 - factor * this.view.x, (ratio * this.height) / 2 + factor * this.view.y];
     const around = this.box(0, 0, this.width, this.height, 10);
-    for (const below of [true, false]) {
-      this.grid.around(around, (row) => {
-        if (this.below(row) !== below) return;
-        const mark = this.mark(row);
-        picture.stamp(left + factor * x[row], top - factor * y[row], masks[mark.shape], mark);
+    for (const faint of [true, false]) { // the others above them
+      const chosen = brushes.map((brush, kind) => (this.marks[kind].faint === faint ? brush : null));
+      if (!chosen.some(Boolean)) continue;
+      this.grid.around(around, (_, place) => {
+        const brush = chosen[kinds[place]];
+        if (brush !== null) picture.stamp(left + factor * xs[place], top - factor * ys[place], brush);
       });
     }
     this.points.getContext("2d").putImageData(picture.image, 0, 0);
@@ -124,7 +138,7 @@ export class Chart {
   paint(style) {
     const { context: c, ratio } = this;
     c.setTransform(1, 0, 0, 1, 0, 0);
-    if (this.moving && this.cost > SLOW && performance.now() < this.painted.time + LONGEST) this.shiftPoints(style);
+    if (this.moving && this.cost > SLOW && performance.now() < this.painted.time + TENTH * this.cost) this.shiftPoints(style);
     else if (this.stale || this.moving) this.paintPoints(style);
     c.drawImage(this.points, 0, 0);
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -228,6 +242,7 @@ export class Chart {
     this.canvas.setPointerCapture(event.pointerId);
     this.pointers.set(event.pointerId, [event.offsetX, event.offsetY]);
     this.moved = 0;
+    this.pointed = this.at;
     this.point(-1);
     this.cross(false);
     const mode = event.shiftKey ? "box" : this.mode;
@@ -268,7 +283,8 @@ export class Chart {
       return;
     }
     const row = this.nearest(event.offsetX, event.offsetY, 2 * REACH);
-    if (event.pointerType === "mouse" && row >= 0) this.on.open(row);
+    // A mouse points before it clicks; of a finger, the first tap points and the second one opens.
+    if (row >= 0 && (event.pointerType === "mouse" || row === this.pointed)) this.on.open(row);
     else this.point(row);
   }
 

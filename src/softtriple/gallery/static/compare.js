@@ -4,8 +4,11 @@ import { get, thumbnail } from "./api.js";
 import { breakable, classLink, count, h, itemLink, nameOf, remember } from "./dom.js";
 import { numbers, tiles } from "./tiles.js";
 
-export async function comparePage(_, { signal, parameters }) {
+const POLL = 2000; // milliseconds
+
+export async function comparePage(_, { signal, parameters, refresh }) {
   const answer = await get("compare", {}, signal);
+  if (!answer.ready) return waiting(answer, signal, refresh);
   const [first, second] = answer.names;
   const lists = { first: answer.only_first, second: answer.only_second };
   const [both, onlyFirst, onlySecond, neither] = answer.counts;
@@ -17,7 +20,7 @@ export async function comparePage(_, { signal, parameters }) {
     remember({ only: name === "first" ? null : name });
     const total = name === "first" ? onlyFirst : onlySecond;
     list.replaceChildren(lists[name].length
-      ? h("p", { class: "hint" }, `Most confident errors first${lists[name].length < total ? `, ${lists[name].length} of ${total}` : ""}. ${numbers([])}`)
+      ? h("p", { class: "hint" }, `Most confident errors first${lists[name].length < total ? `, ${lists[name].length} of ${total.toLocaleString("en")}` : ""}. ${numbers([])}`)
       : h("p", { class: "empty" }, "There are none."),
     h("ol", { class: "compared", "aria-label": "Queries" }, lists[name].map((query) => pair(query, answer.names))));
   };
@@ -32,6 +35,18 @@ export async function comparePage(_, { signal, parameters }) {
     h("h2", {}, "Queries that one gets right and the other wrong"),
     h("div", { class: "buttons-row", role: "group", "aria-label": "Which run is right" }, buttons),
     list);
+}
+
+function waiting({ names: [first, second], items }, signal, refresh) {
+  const timer = setInterval(async () => {
+    const now = await get("compare", {}, signal).catch(() => ({ ready: true })); // the page shows the error
+    if (signal.aborted || !now.ready) return;
+    clearInterval(timer);
+    refresh();
+  }, POLL);
+  signal.addEventListener("abort", () => clearInterval(timer));
+  return h("div", {}, h("h1", {}, "Compare"),
+    h("p", { class: "lead" }, `Comparing ${first} and ${second}: each of the ${count(items, "item")} is searched for among all others, by both runs. The result will appear here; you can leave this page meanwhile.`));
 }
 
 function metric({ title, first, second, low, high }) {

@@ -1,13 +1,19 @@
 // Cut a region out of an image before searching: drag on the image, or move the four edges by keyboard.
 
+import { sharpen } from "./api.js";
 import { h } from "./dom.js";
 
+const SMALL = 240; // pixels; smaller images are enlarged
 const EDGES = { left: 15, top: 15, right: 85, bottom: 85 }; // per cent, at first
 
 // A dialog that calls `then(file)` with the region.
-export function crop(file, then) {
+export async function crop(file, then) {
   const url = URL.createObjectURL(file);
   const image = h("img", { src: url, alt: "The image to cut from", draggable: "false" });
+  sharpen(image);
+  await image.decode();
+  const scale = Math.ceil(SMALL / Math.max(image.naturalWidth, image.naturalHeight));
+  if (scale > 1) image.style.width = `${scale * image.naturalWidth}px`;
   const frame = h("div", { class: "region", "aria-hidden": "true" });
   const inputs = Object.fromEntries(Object.entries(EDGES).map(([name, value]) => [name, h("input", { type: "range", min: 0, max: 100, value, oninput: () => show() })]));
   const edges = () => {

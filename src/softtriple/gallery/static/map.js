@@ -9,8 +9,10 @@ import { growing } from "./tiles.js";
 
 const COLOURS = { class: "Class", prediction: "Prediction", correct: "Correctness", center: "Centre", suspect: "Suspect label" };
 const PAGE = 48;
+const RARE = 0.1; // below this share of coloured points, the grey ones step back
 const POLL = 4000; // milliseconds
 const HELP = "Drag to move, scroll or pinch to zoom.";
+const TAPS = " Tap a point to see its item, and again to open it.";
 const KEYS = " Shift and drag to select. Keys: arrows move, + and − zoom, 0 resets the view, Enter opens the item at the cross, Escape clears the selection.";
 
 export async function mapPage(_, { about, signal, parameters, refresh }) {
@@ -90,12 +92,12 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
       ...(colouring.note ? [h("p", { class: "hint" }, colouring.note)] : []));
   };
   const apply = () => {
-    const faint = markOf(-1, true);
-    const marks = colouring.names.map((_, category) => (chosen.size && !chosen.has(category) ? faint : markOf(numberOf(category), false)));
-    const none = chosen.size ? faint : { ...faint, alpha: 0.4 };
-    chart.mark = (row) => marks[colouring.values[row]] ?? none;
-    chart.hidden = (row) => chosen.size > 0 && !chosen.has(colouring.values[row]);
-    chart.below = (row) => colouring.values[row] < 0 || chart.hidden(row);
+    const hidden = (category) => chosen.size > 0 && !chosen.has(category);
+    const none = colouring.names.length;
+    const rare = colouring.values.filter((category) => category >= 0).length < RARE * colouring.values.length;
+    chart.marks = [...colouring.names.map((_, category) => markOf(numberOf(category), hidden(category))), markOf(-1, rare || hidden(-1))];
+    chart.kinds = chart.grid.inOrder(Uint32Array.from(colouring.values, (category) => (category < 0 ? none : category)));
+    chart.hidden = (row) => hidden(colouring.values[row]);
     chart.point(-1);
     remember({ show: chosen.size ? JSON.stringify(order().map((category) => colouring.names[category])) : null });
     chart.draw();
@@ -169,7 +171,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
       h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset())),
       h("button", { type: "button", onclick: () => chart.selectView() }, "Select all in view")),
     h("div", { class: "sheet" }, h("div", { class: "plane" }, canvas, card), side),
-    h("p", { class: "hint", id: "map-help" }, HELP, h("span", { class: "keys" }, KEYS)),
+    h("p", { class: "hint", id: "map-help" }, HELP, h("span", { class: "taps" }, TAPS), h("span", { class: "keys" }, KEYS)),
     list);
 }
 

@@ -21,10 +21,16 @@ const colorOf = (number) => COLORS[number % COLORS.length];
 
 const GREY = [128, 134, 142];
 
-// What `stamp` paints for category `number`; faint and grey if it is not to be noticed.
-export function markOf(number, faint) {
-  const color = faint || number < 0 ? GREY : [1, 3, 5].map((place) => parseInt(colorOf(number).slice(place, place + 2), 16));
-  return { shape: number < 0 ? 0 : shapeOf(number), color, alpha: faint ? 0.2 : 0.85 };
+const NONE = { shape: 0, color: GREY, alpha: 0.4, faint: true };
+const FAINT = { ...NONE, alpha: 0.2 };
+const MARKS = [...Array(DISTINCT).keys()].map((number) => ({
+  shape: shapeOf(number), color: [1, 3, 5].map((place) => parseInt(colorOf(number).slice(place, place + 2), 16)), alpha: 0.85, faint: false,
+}));
+
+// How category `number` is painted: grey if there is none (-1), and hardly visible if it is `hidden`.
+export function markOf(number, hidden) {
+  if (hidden) return FAINT;
+  return number < 0 ? NONE : MARKS[number % DISTINCT];
 }
 
 // For each shape the pixels that it covers, and how much of them (of 256).
