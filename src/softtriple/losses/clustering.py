@@ -103,13 +103,7 @@ class ClusteringLoss(Loss):
     per_class = 4
 
     def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        *,
-        gamma: float = 1.0,
-        refinements: int = 5,
-        validate: bool = True,
+        self, num_classes: int, embedding_size: int, *, gamma: float = 1.0, refinements: int = 5, validate: bool = True
     ) -> None:
         super().__init__(num_classes, embedding_size, validate=validate)
         self.gamma = require_nonnegative("gamma", gamma)

@@ -112,13 +112,7 @@ class ProxyAnchorLoss(ProxyLoss):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        embedding_size: int,
-        *,
-        scale: float = 32.0,
-        margin: float = 0.1,
-        validate: bool = True,
+        self, num_classes: int, embedding_size: int, *, scale: float = 32.0, margin: float = 0.1, validate: bool = True
     ) -> None:
         super().__init__(num_classes, embedding_size, validate=validate)
         self.scale, self.margin = require_positive("scale", scale), require_nonnegative("margin", margin)
