@@ -106,7 +106,7 @@ function show({ query, hits, error, ...answer }, className, search) {
   const marked = (hits ?? []).map((hit) => ({ ...hit, same_class: className === null ? null : hit.item.class_name === className }));
   const agree = marked.filter((hit) => hit.same_class).length;
   const summary = className === null || !marked.length ? "" : `${agree} of ${count(marked.length, "neighbour")} have the class ${className}.`;
-  const region = query.file && !error ? h("button", { type: "button", onclick: () => crop(query.file, (file) => search([query.again(file)])) }, "Search a region") : null;
+  const region = query.file && !error ? h("button", { type: "button", onclick: () => crop(query.file, (file) => search([query.again(file)])).catch(() => region.replaceWith(h("small", {}, "This browser cannot show the image."))) }, "Search a region") : null;
   return h("div", { class: "answer" },
     h("figure", { class: "asked" }, query.preview(), query.file ? h("figcaption", {}, h("span", { class: "cut", title: query.name }, query.name), region) : null),
     h("div", {}, error ? errorBox(error) : verdict(marked, answer), summary && h("p", {}, summary),
