@@ -80,8 +80,8 @@ def verdict(baseline: Report, trained: Report) -> str | None:
         for title, d in (("R@1", differences["recall@1"]), ("MAP@R", differences["map_at_r"]))
     )
     return (
-        f"Training did not clearly improve on the baseline: {changes}. Try a larger --dim, more classes or "
-        "items per class, or another --backbone."
+        f"Training did not clearly improve on the baseline: {changes}. Try more classes or items per class, "
+        "another --backbone, or a larger --dim."
     )
 
 
