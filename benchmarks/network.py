@@ -2,7 +2,7 @@
 
     python benchmarks/network.py --data cub:PATH --size 224 --eval-size 256 --epochs 4 --shares 0.5 1
 
-The first half of the training classes is trained on, the other half is searched; test classes are not read. The head
+One half of the training classes is trained on, the other half is searched; test classes are not read. The head
 starts from within-class whitening and the centres from k-means, as in `softtriple train`; Adam with a cosine schedule
 per step, whose first epoch raises the rate of the backbone from zero. ``--shares`` are the final weights: 0 is the
 start, 1 the end of training. A row for each of them is printed, after one for the start.
@@ -20,6 +20,7 @@ from softtriple import Encoder, SoftTripleLoss, evaluate
 from softtriple.data import Split, View, contiguous_labels, load_benchmark, shuffled
 from softtriple.models.features import Reading, embed_feed, feature_rows, item_feed
 from softtriple.models.heads import Start, closed_form_head
+from softtriple.training.auto import has_bfloat16
 from softtriple.training.choose import class_splits
 from softtriple.training.start import initialize_centers, set_between, trained_values
 
@@ -35,10 +36,11 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-4, help="of the backbone")
     parser.add_argument("--synthesis", type=float, default=0.0)
     parser.add_argument("--shares", type=float, nargs="+", default=[0.5, 1.0])
+    parser.add_argument("--split", type=int, default=2, help="which division of the training classes")
     parser.add_argument("--name", default="network", help="name of the files in benchmarks/results")
     options = parser.parse_args()
     split = load_benchmark(options.data).train
-    rows, held_out = class_splits(split.labels)[2]
+    rows, held_out = class_splits(split.labels)[options.split]
     results = list(measure(split.take(rows), split.take(held_out), options))
     save(options.name, machine("torch"), [{**vars(options), "results": results}], text(results))
     print(text(results))
@@ -109,8 +111,8 @@ def reading(encoder: Encoder, augment: str) -> Reading:
 
 
 def half() -> torch.autocast:
-    """The network computes in bfloat16."""
-    return torch.autocast("cpu", dtype=torch.bfloat16)
+    """The network computes in bfloat16, if the processor has instructions for it."""
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=has_bfloat16(torch.device("cpu")))
 
 
 def text(results: list[dict[str, float]]) -> str:
