@@ -42,7 +42,8 @@ def main() -> None:
     split = load_benchmark(options.data).train
     rows, held_out = class_splits(split.labels)[options.split]
     results = list(measure(split.take(rows), split.take(held_out), options))
-    save(options.name, machine("torch"), [{**vars(options), "results": results}], text(results))
+    row = {**vars(options), "data": options.data.partition(":")[0], "results": results}  # without the path
+    save(options.name, machine("torch"), [row], text(results))
     print(text(results))
 
 
