@@ -71,7 +71,7 @@ def check(config: Config, directory: RunDir | None, *, resume: bool) -> None:
         if config.train.schedule == "cosine" and config.train.milestones not in ("auto", ()):
             given = list(config.train.milestones)
             raise UserError(
-                f"train.milestones = {given} has no effect on the cosine schedule; leave it out, or take steps: "
+                f"train.milestones = {given} has no effect with a cosine schedule; leave it out, or use steps: "
                 "--set train.schedule=step"
             )
         check_budget(config)
