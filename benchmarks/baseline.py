@@ -27,12 +27,13 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], dest="settings")
     parser.add_argument("--name", default="baseline", help="name of the files in benchmarks/results")
     options = parser.parse_args()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for data in options.data:
-        runs = [measure(data, seed, options.settings) for seed in range(options.seeds)]
-        rows.append({"data": data.partition(":")[0], "settings": options.settings, "runs": runs})
+        rows.append({"data": data.partition(":")[0], "settings": options.settings, "runs": []})
+        for seed in range(options.seeds):
+            rows[-1]["runs"].append(measure(data, seed, options.settings))
+            save(options.name, machine("torch"), rows, text(rows))  # after each, since some take hours
         print(text(rows[-1:]), flush=True)
-        save(options.name, machine("torch"), rows, text(rows))  # after each, since some take hours
 
 
 def measure(data: str, seed: int, settings: list[str]) -> dict[str, Any]:
