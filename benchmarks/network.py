@@ -58,7 +58,7 @@ def measure(training: Split, unseen: Split, options: argparse.Namespace) -> Iter
     loss = SoftTripleLoss(len(classes), encoder.dim, CENTERS, synthesis=options.synthesis, validate=False)
     with half():
         features = encoder.head_input(feature_rows(encoder, item_feed(encoder, training, reading(encoder, "none"))))
-    encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, Start()))
+    encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, Start(center=1.0)))
     initialize_centers(loss, encoder, features, labels)
     start = trained_values(encoder)
     yield {"share": 0.0, **retrieval(encoder, unseen)}

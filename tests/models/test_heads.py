@@ -105,7 +105,7 @@ def test_within_class_spread_by_loops() -> None:
 def test_whitening_by_definition(power: float, shrinkage: float) -> None:
     features, labels = draw()
     expected = PCA(3).fit_transform(whitened_by_definition(features, labels, power, shrinkage).numpy())
-    weight, bias = closed_form_head(features, labels, 3, Start(power, shrinkage))
+    weight, bias = closed_form_head(features, labels, 3, Start(power, shrinkage, center=1.0))
     assert_proportional(features @ weight.T + bias, torch.from_numpy(expected))
 
 
@@ -118,17 +118,19 @@ def test_full_whitening_equalises_the_variance_within_classes() -> None:
 
 def test_power_zero_is_pca_up_to_scale() -> None:
     features, labels = draw()
-    for ours, pca in zip(closed_form_head(features, labels, 3, Start(0.0, 0.0)), pca_head(features, 3), strict=True):
+    head = closed_form_head(features, labels, 3, Start(0.0, 0.0, center=1.0))
+    for ours, pca in zip(head, pca_head(features, 3), strict=True):
         assert_proportional(ours, pca)
 
 
 def test_one_item_per_class_is_pca_up_to_scale() -> None:
     features, _ = draw(items=9)
-    for ours, pca in zip(closed_form_head(features, torch.arange(9), 3, Start()), pca_head(features, 3), strict=True):
+    head = closed_form_head(features, torch.arange(9), 3, Start(center=1.0))
+    for ours, pca in zip(head, pca_head(features, 3), strict=True):
         assert_proportional(ours, pca)
 
 
-@pytest.mark.parametrize("start", [Start(), Start(0.0, 0.0), Start(1.0, 0.1, center=False), Start(standardize=True)])
+@pytest.mark.parametrize("start", [Start(), Start(0.0, 0.0), Start(1.0, 0.1, center=0.0), Start(standardize=True)])
 @pytest.mark.parametrize("factor", [1e-3, 1.0, 1e3])
 def test_the_weight_has_the_size_of_a_random_one(start: Start, factor: float) -> None:
     features, labels = draw()
@@ -137,16 +139,18 @@ def test_the_weight_has_the_size_of_a_random_one(start: Start, factor: float) ->
 
 
 @pytest.mark.parametrize("start", [Start(), Start(1.0, 0.1), Start(0.0, 0.0), Start(0.5, 0.1, standardize=True)])
-def test_a_centred_head_maps_the_mean_to_zero(start: Start) -> None:
+@pytest.mark.parametrize("center", [0.0, 0.25, 0.5, 1.0])
+def test_a_share_of_the_mean_is_subtracted(start: Start, center: float) -> None:
     features, labels = draw()
-    weight, bias = closed_form_head(features, labels, 3, start)
-    torch.testing.assert_close((features @ weight.T + bias).mean(dim=0), torch.zeros(3, dtype=torch.float64))
+    features = features + 3
+    weight, bias = closed_form_head(features, labels, 3, start._replace(center=center))
+    torch.testing.assert_close((features @ weight.T + bias).mean(dim=0), (1 - center) * features.mean(dim=0) @ weight.T)
 
 
 def test_standardized_columns_may_have_any_units() -> None:
     features, labels = draw()
     units = torch.tensor([1.0, 1e3, 1e-3, 7.0, 0.2], dtype=torch.float64)
-    start = Start(0.5, 0.3, standardize=True)
+    start = Start(0.5, 0.3, center=1.0, standardize=True)
     expected = PCA(3).fit_transform(
         whitened_by_definition((features - features.mean(dim=0)) / features.std(dim=0), labels, 0.5, 0.3).numpy()
     )
@@ -165,7 +169,7 @@ def test_a_constant_column_is_not_divided_by_zero() -> None:
 
 def test_an_uncentred_head_of_the_whole_width_keeps_cosines() -> None:
     features, labels = draw()
-    weight, bias = closed_form_head(features, labels, 5, Start(0.0, 0.0, center=False))
+    weight, bias = closed_form_head(features, labels, 5, Start(0.0, 0.0, center=0.0))
     assert not bias.any()
     before, after = F.normalize(features, dim=1), F.normalize(features @ weight.T + bias, dim=1)
     torch.testing.assert_close(after @ after.T, before @ before.T)
@@ -199,6 +203,8 @@ def test_items_that_are_all_the_same_give_a_finite_head(standardize: bool) -> No
         (Start(power=float("nan")), "head_power = nan"),
         (Start(shrinkage=1.5), "head_shrinkage = 1.5"),
         (Start(shrinkage=-0.1), "head_shrinkage = -0.1"),
+        (Start(center=1.5), "head_center = 1.5"),
+        (Start(center=-0.5), "head_center = -0.5"),
     ],
 )
 def test_settings_out_of_range_are_named(start: Start, named: str) -> None:

@@ -165,7 +165,7 @@ def test_changed_data_are_not_resumed(tmp_path: Path) -> None:
 
 
 def test_pca_is_power_zero() -> None:
-    assert head_start(with_settings(Config(), ["model.head_init=pca"])) == Start(0.0, 0.0)
+    assert head_start(with_settings(Config(), ["model.head_init=pca"])) == Start(0.0, 0.0, center=1.0)
 
 
 def test_the_text_network_starts_as_tfidf() -> None:

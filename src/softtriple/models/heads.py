@@ -27,7 +27,7 @@ class Start(NamedTuple):
 
     power: float = 0.5
     shrinkage: float = 0.3
-    center: bool = True  # subtract the mean of the features
+    center: float = 0.5  # share of the features' mean that is subtracted: unseen classes have another mean
     standardize: bool = False  # divide features by their standard deviation first
 
 
@@ -77,9 +77,10 @@ def closed_form_head(
     The weight is scaled to a root mean square of 1/√features, as in random initialisation, so that a learning rate
     means the same for every backbone.
     """
-    if not (start.power >= 0 and 0 <= start.shrinkage <= 1):
+    if not (start.power >= 0 and 0 <= start.shrinkage <= 1 and 0 <= start.center <= 1):
         raise UserError(
-            f"head_power = {start.power} must be at least 0, head_shrinkage = {start.shrinkage} from 0 to 1"
+            f"head_power = {start.power} must be at least 0, head_shrinkage = {start.shrinkage} and "
+            f"head_center = {start.center} from 0 to 1"
         )
     check_width(features, dim)
     rows = features.double()
@@ -90,8 +91,7 @@ def closed_form_head(
     weight = principal_components(whitened, dim)
     weight = (weight if whitening is None else weight @ whitening) * scale
     weight = weight / (weight.square().mean().sqrt() * weight.shape[1] ** 0.5)
-    mean = features.double().mean(dim=0) if start.center else features.new_zeros(features.shape[1], dtype=weight.dtype)
-    return weight, -weight @ mean
+    return weight, -weight @ (start.center * features.double().mean(dim=0))
 
 
 def column_scale(rows: Float[Tensor, "items features"], start: Start) -> Float[Tensor, " features"]:

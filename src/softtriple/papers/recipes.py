@@ -47,6 +47,7 @@ _LITE: dict[str, Any] = {
     "model.pooling": "average+max",
     "model.layer_norm": True,
     "model.head_init": "whitened",
+    "model.head_center": 1.0,
     "train.schedule": "cosine",
     "train.milestones": "auto",
 }

@@ -24,6 +24,7 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 # Computing the principal components of more features would take longer than training.
 MOST_CUT_FEATURES = 1024
 
+# All subtract half of the mean: on held-out classes of photos, drawings and texts that is safer than none or all of it.
 IMAGE_STARTS = (Start(0.5, 0.3), Start(0.5, 0.1), Start(0.5, 0.6), Start(1.0, 0.3), Start(1.0, 0.6), Start(0.0, 0.0))
 SENTENCE_STARTS = (
     Start(1.0, 0.1),
@@ -35,11 +36,13 @@ SENTENCE_STARTS = (
 )
 TEXT_STARTS = (Start(1.0, 0.1), Start(1.0, 0.3), Start(1.0, 0.02), Start(1.0, 0.6), Start(0.5, 0.1), Start(0.5, 0.3))
 # Given vectors may already be a good metric, and their columns may have different units.
-IDENTITY = Start(0.0, 0.0, center=False)
+IDENTITY = Start(0.0, 0.0, center=0.0)
 VECTOR_STARTS = (
     IDENTITY,
     Start(0.0, 0.0),
+    Start(0.0, 0.0, center=1.0),
     *(Start(power, shrinkage) for power in (0.5, 1.0) for shrinkage in (0.02, 0.1, 0.3, 0.6)),
+    *(Start(power, shrinkage, c) for c in (0.0, 1.0) for power in (0.5, 1.0) for shrinkage in (0.1, 0.6)),
     *(Start(power, 0.1, standardize=True) for power in (0.0, 0.5, 1.0)),
 )
 
@@ -87,8 +90,7 @@ def choose_start(
             if start.standardize not in spreads:
                 spreads[start.standardize] = within_class_spread(rows * scale, torch.from_numpy(labels[train]))
             whitening = spreads[start.standardize].whitening(start.power, start.shrinkage)
-            mean = rows.mean(dim=0) if start.center else torch.zeros_like(rows[0])
-            embedded = (features.double() - mean) * scale @ whitening
+            embedded = (features.double() - start.center * rows.mean(dim=0)) * scale @ whitening
             if cut:
                 assert dim is not None
                 embedded = embedded @ principal_components(embedded[train], dim).T

@@ -51,10 +51,11 @@ def head_start(config: Config) -> Start:
     """The closed-form head that the resolved configuration describes."""
     model = config.model
     if model.head_init == "pca":
-        return Start(0.0, 0.0)
+        return Start(0.0, 0.0, center=1.0)
     assert model.head_power != "auto"
     assert model.head_shrinkage != "auto"
-    return Start(model.head_power, model.head_shrinkage, bool(model.head_center), bool(model.head_standardize))
+    assert model.head_center != "auto"
+    return Start(model.head_power, model.head_shrinkage, model.head_center, bool(model.head_standardize))
 
 
 @dataclass(frozen=True, eq=False)
