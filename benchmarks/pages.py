@@ -1,16 +1,19 @@
 """Response times of every request that the gallery's pages make, on a store of 100 000 items with an audit.
 
 The server runs in a process of its own; one client asks for different items, classes and findings over a connection
-that stays open. "first" is the first answer, which may include reading the store. The first request for the classes
-starts a search for the neighbours of all items in the background, and that for the comparison, here of the store with
-itself, compares all items; the others wait here until it is done. Other load on the machine hardly changes the
-processor time of the server. Writes results/pages.json and results/pages.md.
+that stays open. Items are images of 500 × 375 pixels, 1000 different ones, and the encoder is EfficientNet-Lite0;
+searches by text ask a second server, whose encoder is the built-in text network. "first" is the first answer, which
+may include reading the store. The first request for the classes starts a search for the neighbours of all items in the
+background, and that for the comparison, here of the store with itself, compares all items; the others wait here until
+it is done. Other load on the machine hardly changes the processor time of the server. Writes results/pages.json and
+results/pages.md.
 
     python benchmarks/pages.py [--items 100000] [--asks 200]
 """
 
 import argparse
 import asyncio
+import io
 import itertools
 import json
 import random
@@ -22,11 +25,15 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from measuring import machine, save, table
+from PIL import Image
 from serving import DIM, PORT, connect, fill, processor_seconds, summary
 
 CENTERS = 3
 PER_CLASS = 100
+PHOTOS = 1000
+Requests = Callable[[int, str], dict[str, Callable[[], str]]]  # from the number of items and the store's version
 
 
 def main() -> None:
@@ -34,21 +41,41 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--asks", type=int, default=200)
     parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
+    parser.add_argument("--backbone", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
-        serve(Path(options.serve), options.items)
+        serve(Path(options.serve), options.items, options.backbone)
         return
     with tempfile.TemporaryDirectory() as folder:
-        fill(f"{folder}/store", options.items)
+        fill(f"{folder}/store", options.items, write_photos(Path(folder)))
         write_audit(Path(folder), options.items)
-        server = subprocess.Popen([sys.executable, __file__, "--serve", folder, "--items", str(options.items)])
-        try:
-            rows = asyncio.run(measure(server.pid, options.items, options.asks))
-        finally:
-            server.terminate()
-            server.wait()
+        rows = []
+        for backbone, requests in {"efficientnet-lite0": paths, "text": text_paths}.items():
+            command = [sys.executable, __file__, "--serve", folder, "--items", str(options.items)]
+            server = subprocess.Popen([*command, "--backbone", backbone])
+            try:
+                rows += asyncio.run(measure(server.pid, requests, options.items, options.asks))
+            finally:
+                server.terminate()
+                server.wait()
     print(text(rows))
     save("pages", machine("torch", "uvicorn", "fastapi"), rows, text(rows))
+
+
+def photo(number: int) -> bytes:
+    """A JPEG file of a smooth random picture."""
+    coarse = np.random.default_rng(number).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(file, "jpeg", quality=90)
+    return file.getvalue()
+
+
+def write_photos(folder: Path) -> list[str]:
+    """The paths of ``PHOTOS`` images."""
+    paths = [folder / f"{number}.jpg" for number in range(PHOTOS)]
+    for number, path in enumerate(paths):
+        path.write_bytes(photo(number))
+    return list(map(str, paths))
 
 
 def write_audit(folder: Path, items: int) -> None:
@@ -83,7 +110,7 @@ def write_audit(folder: Path, items: int) -> None:
     (folder / "audit.json").write_text(json.dumps(content))
 
 
-def serve(folder: Path, items: int) -> None:
+def serve(folder: Path, items: int, backbone: str) -> None:
     import torch
 
     from softtriple.gallery import Settings, create_app
@@ -94,7 +121,7 @@ def serve(folder: Path, items: int) -> None:
     from softtriple.search import open_store, resident
 
     names = tuple(map(str, range(items // PER_CLASS)))
-    encoder = Encoder(EncoderConfig(backbone="conv-small", dim=DIM), class_names=names).eval()
+    encoder = Encoder(EncoderConfig(backbone=backbone, dim=DIM), class_names=names).eval()
     centers = torch.randn(len(names), CENTERS, DIM, generator=torch.Generator().manual_seed(0))
     store = resident(open_store(str(folder / "store"), fingerprint="benchmark"))
     app = create_app(encoder, store, centers, audits=Audits(folder), other=Other(("one", "two"), store))
@@ -102,7 +129,13 @@ def serve(folder: Path, items: int) -> None:
         Server(app, Settings()).run(sockets=[listening])
 
 
-def paths(items: int, version: str) -> dict[str, Any]:
+def text_paths(items: int, _: str) -> dict[str, Callable[[], str]]:
+    """What the pages ask for if the items are texts and that is not in `paths`."""
+    draw = random.Random(0)
+    return {"search by text": lambda: f"search/text?text=what+is+the+number+of+item+{draw.randrange(items)}&k=24"}
+
+
+def paths(items: int, version: str) -> dict[str, Callable[[], str]]:
     """What the pages ask for, by name; each call draws other items."""
     draw = random.Random(0)
     classes = items // PER_CLASS
@@ -114,6 +147,9 @@ def paths(items: int, version: str) -> dict[str, Any]:
         "about": lambda: "about",
         "search: items": lambda: f"items?offset={48 * draw.randrange(100)}",
         "search: class names": lambda: "class-names",
+        "search by image": lambda: "search/image?k=24",
+        "thumbnail": lambda: f"thumbnail?id={draw.randrange(items):07}",
+        "thumbnail, large": lambda: f"thumbnail?id={draw.randrange(items):07}&size=large",
         "item: neighbours": lambda: f"search/item?id={draw.randrange(items):07}&k=24",
         "item: details": lambda: f"item?id={draw.randrange(items):07}",
         "classes": lambda: "classes",
@@ -142,14 +178,17 @@ COMPLETE: dict[str, Callable[[dict[str, Any]], bool]] = {
 }
 
 
-async def measure(process: int, items: int, asks: int) -> list[dict[str, Any]]:
+async def measure(process: int, requests: Requests, items: int, asks: int) -> list[dict[str, Any]]:
     reader, writer = await connect()
+    photos = map(photo, itertools.count(PHOTOS))  # others than those in the store
 
     async def ask(path: str) -> tuple[float, bytes]:
         """Seconds and body of an answer; asks again while the server is busy with the first analysis."""
+        sent = next(photos) if path.startswith("search/image") else b""
+        method = f"POST /api/{path} HTTP/1.1\r\nContent-Length: {len(sent)}" if sent else f"GET /api/{path} HTTP/1.1"
         start = time.perf_counter()
         while True:
-            writer.write(f"GET /api/{path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            writer.write(f"{method}\r\nHost: localhost\r\n\r\n".encode() + sent)
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length"))
             body = await reader.readexactly(int(length.split(b":")[1]))
@@ -160,7 +199,7 @@ async def measure(process: int, items: int, asks: int) -> list[dict[str, Any]]:
 
     _, state = await ask("map/state")
     result = []
-    for name, path in paths(items, json.loads(state)["version"]).items():
+    for name, path in requests(items, json.loads(state)["version"]).items():
         first, body = await ask(path())
         extra = {"complete_s": first + await until_complete(ask, name)} if name in COMPLETE else {}
         before = processor_seconds(process)

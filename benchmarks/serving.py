@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,16 @@ def main() -> None:
     save("serving", machine("lancedb", "faiss-cpu", "torch", "uvicorn", "fastapi"), rows, text(rows))
 
 
-def fill(folder: str, count: int) -> None:
+def fill(folder: str, count: int, sources: Sequence[str] = ("",)) -> None:
+    """A store of ``count`` items, whose images are the ``sources`` in turn."""
     from evaluate import sample
 
     from softtriple.search import Item, open_store
 
     vectors, labels = sample(count, DIM, count // 100, 1.2)
-    items = [Item(f"{row:07}", label, str(label), "") for row, label in enumerate(labels.tolist())]
+    items = [
+        Item(f"{row:07}", label, str(label), sources[row % len(sources)]) for row, label in enumerate(labels.tolist())
+    ]
     store = open_store(folder, fingerprint="benchmark", dim=DIM, create=True)
     for start in range(0, count, 20_000):
         store.put(items[start : start + 20_000], vectors[start : start + 20_000].numpy())
