@@ -74,7 +74,7 @@ def make_thumbnail(source: str, size: Size) -> bytes:
     image.thumbnail((PIXELS[size], PIXELS[size]), Image.Resampling.BILINEAR)
     buffer = BytesIO()
     # Lossy compression would blur drawings of a few pixels, which are small anyway.
-    image.save(buffer, "WEBP", quality=85, lossless=max(image.size) <= 64)
+    image.save(buffer, "WEBP", quality=85, method=2, lossless=max(image.size) <= 64)
     return buffer.getvalue()
 
 
