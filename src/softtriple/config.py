@@ -76,7 +76,7 @@ class ModelConfig:
     head_init: Literal["auto", "random", "pca", "whitened"] = "auto"  # auto: whitened if the features are of use
     head_power: Share | Auto = "auto"  # strength of within-class whitening, from 0 (PCA) to 1 (full)
     head_shrinkage: Share | Auto = "auto"  # shrinkage of the within-class covariance towards the identity
-    head_center: Share | Auto = "auto"  # share of the mean of the features that is subtracted, from 0 to 1
+    head_center: Share | Flag | Auto = "auto"  # share of the mean of the features that is subtracted; true: all of it
     head_standardize: Flag | Auto = "auto"  # divide features by their standard deviation before whitening
 
 

@@ -168,6 +168,12 @@ def test_pca_is_power_zero() -> None:
     assert head_start(with_settings(Config(), ["model.head_init=pca"])) == Start(0.0, 0.0, center=1.0)
 
 
+@pytest.mark.parametrize(("written", "share"), [("true", 1.0), ("false", 0.0), ("0.25", 0.25)])
+def test_the_share_of_the_mean_may_be_written_as_a_flag(written: str, share: float) -> None:
+    settings = ["model.head_power=1", "model.head_shrinkage=0.1", f"model.head_center={written}"]
+    assert head_start(with_settings(Config(), [*settings, "model.head_standardize=false"])).center == share
+
+
 def test_the_text_network_starts_as_tfidf() -> None:
     encoder = Encoder.from_backbone("text", dim=4)
     texts = ("reset my password", "reset the password", "where is my order", "my order is late")

@@ -55,7 +55,7 @@ def head_start(config: Config) -> Start:
     assert model.head_power != "auto"
     assert model.head_shrinkage != "auto"
     assert model.head_center != "auto"
-    return Start(model.head_power, model.head_shrinkage, model.head_center, bool(model.head_standardize))
+    return Start(model.head_power, model.head_shrinkage, float(model.head_center), bool(model.head_standardize))
 
 
 @dataclass(frozen=True, eq=False)
