@@ -4,7 +4,8 @@
 
 A linear head on cached features is trained with labels of growing coarseness: species, random groups of 2, 4 and 8
 species, and families. 4-fold cross-validation over the training classes covers the grid; the test half is used once,
-for the choices that follow from it. Results are saved after each label set, and finished ones are not run again.
+for the choices that follow from it. Results are saved after each label set, and finished ones are not run again. The
+figure, results/centers.svg, shows what several centres gain over one by the number of species per class.
 """
 
 import argparse
@@ -13,9 +14,11 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from measuring import RESULTS, machine, save, table
 from sklearn.metrics import adjusted_mutual_info_score
 from torch import Tensor
@@ -27,6 +30,7 @@ from softtriple.losses.functional import center_spread, margin_softmax
 from softtriple.models.features import Feeds, feature_rows
 from softtriple.models.heads import Start, closed_form_head
 from softtriple.progress import Reporter
+from softtriple.report.charts import STYLE, line_style
 from softtriple.training.auto import LARGER_INPUT
 
 CENTERS = (1, 2, 5, 10, 20)
@@ -36,6 +40,7 @@ FOLDS, DIM, BATCH = 4, 64, 128
 LR, CENTER_LR = 4e-4, 1e-2
 START = Start(center=1.0)
 SEEDS = 3  # of the runs on the test half
+PAPER = (0.1, 0.2, 0.0, False)  # gamma, tau, no option
 
 
 class Setting(NamedTuple):
@@ -204,7 +209,7 @@ def text(results: dict[str, Any]) -> str:
     lines = []
     for name, result in results.items():
         for row in result["validation"]:
-            if (row["gamma"], row["tau"], row["synthesis"], row["learned"]) == (0.1, 0.2, 0.0, False):
+            if (row["gamma"], row["tau"], row["synthesis"], row["learned"]) == PAPER:
                 lines.append([name, f"{result['modes']:.1f}", str(row["k"]), *_percent(row)])
     columns = ["labels", "modes per class", "K", "fine R@1", "class R@1", "MAP@R", "AMI", "distinct centres"]
     tests = []
@@ -214,6 +219,40 @@ def text(results: dict[str, Any]) -> str:
             best = ", ".join(f"{k} {v:g}" for k, v in result["best"].items()) if which == "best" else ""
             tests.append([name, f"{which} {best}".strip(), *_percent(means)])
     return table(columns, lines) + "\n\n" + table(["labels", "setting", *columns[3:]], tests)
+
+
+def draw(results: dict[str, Any]) -> None:
+    """What K > 1 gains over one centre, at the paper's gamma and tau, by the number of species in a class."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7, 3.4), layout="constrained")
+        panels = figure.subplots(1, 2)
+        for axes, (metric, name) in zip(panels, {"fine recall@1": "R@1", "map_at_r": "MAP@R"}.items(), strict=True):
+            for place, k in enumerate(CENTERS[1:]):
+                gains = np.array([100 * _gains(result, k, metric) for result in results.values()])
+                color, dashes = line_style(place)
+                axes.errorbar(
+                    np.arange(len(gains)) + 0.08 * (place - 1.5), gains.mean(axis=1),
+                    gains.std(axis=1, ddof=1) / FOLDS**0.5, label=f"K = {k}", color=color,
+                    linestyle=(0, dashes) if dashes else "-", marker="os^D"[place],
+                    capsize=3, linewidth=1.8, markersize=5,
+                )  # fmt: skip
+            axes.axhline(0, color="#888888", linewidth=1)
+            ticks = [f"{result['modes']:.3g}\n{labels}" for labels, result in results.items()]
+            axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
+            axes.set(xlabel="species per class", ylabel=f"gain in {name} of species, points")
+            axes.grid(axis="y")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+        figure.savefig(RESULTS / "centers.svg")
+
+
+def _gains(result: dict[str, Any], k: int, metric: str) -> np.ndarray:
+    """What ``k`` centres gain over one, for each fold."""
+    by_fold = {
+        row["k"]: np.array([fold[metric] for fold in row["folds"]])
+        for row in result["validation"]
+        if (row["gamma"], row["tau"], row["synthesis"], row["learned"]) == PAPER
+    }
+    return by_fold[k] - by_fold[1]
 
 
 def _percent(row: dict[str, float]) -> list[str]:
@@ -237,6 +276,7 @@ def main() -> None:
         results[name] = {"labels": name, **study(training[name], test[name], options.steps)}
         save(options.name, machine("torch"), list(results.values()), text(results))
         print(text({name: results[name]}), flush=True)
+    draw(results)
 
 
 if __name__ == "__main__":
