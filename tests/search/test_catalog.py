@@ -181,7 +181,7 @@ def test_moved_files_keep_their_vectors_and_do_not_double(
 def test_a_split_needs_no_benchmark_and_no_run(image_run: Path, images: Path, uri: str) -> None:
     encoder = Encoder.load(image_run)
     paths = tuple(map(str, sorted(images.glob("d/*.png"))))
-    entries = catalog.split_entries(Split(ImageFiles(paths), np.zeros(5, dtype=np.int64)), ("unlabelled",))
+    entries = catalog.Entries(Split(ImageFiles(paths), np.zeros(5, dtype=np.int64)), list(paths), ("unlabelled",))
     store = open_store(uri, fingerprint=Encoder.load(image_run).fingerprint(), dim=encoder.dim, create=True)
     assert catalog.index_items(encoder, [entries], store, QUIET).added == 5
     vectors = catalog.embed_queries(encoder, [paths[2]])

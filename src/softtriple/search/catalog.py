@@ -62,11 +62,6 @@ class Entries(NamedTuple):
     class_names: Sequence[str]
 
 
-def split_entries(split: Split, class_names: Sequence[str]) -> Entries:
-    """The entries of a single split."""
-    return Entries(split, item_ids(split.items, Counter()), class_names)
-
-
 def benchmark_entries(benchmark: Benchmark, part: Part = "all") -> list[Entries]:
     """The entries of the splits that ``part`` names; "test" includes the gallery that test items search."""
     splits = {"train": benchmark.train, "test": benchmark.test, "gallery": benchmark.gallery}
