@@ -60,15 +60,27 @@ def test_settings_come_from_the_run_unless_changed(folder: Path) -> None:
     assert (config.model, config.loss) == (first.model, first.loss)
     assert config.train.start == str(folder / "first")
     assert (config.train.lr, config.train.epochs) == (0.01, 2)
-    run = train(str(folder / "old.npz"), start=folder / "first", epochs=3, out=folder / "second", reporter=QUIET)
+    data, changed = str(folder / "old.npz"), {"epochs": 3, "choose": "off"}
+    run = train(data, start=folder / "first", out=folder / "second", reporter=QUIET, **changed)
     assert (len(run.log), run.config.train.lr) == (3, 0.01)
     # The baseline is the run as it was, on the same items.
     (before,) = run.baselines.values()
     assert before.recall == Run.load(folder / "first").report.recall
     # It can be resumed and loaded as any other.
-    again = train(str(folder / "old.npz"), out=folder / "second", config=run.config, resume=True, reporter=QUIET)
+    again = train(data, out=folder / "second", config=run.config, resume=True, reporter=QUIET)
     assert again.report.recall == run.report.recall
     assert Run.load(folder / "second").config.train.start == str(folder / "first")
+
+
+def test_held_out_classes_keep_the_start_where_training_would_ruin_it(folder: Path, tmp_path: Path) -> None:
+    """A learning rate of 100 forgets everything; that is seen on held-out classes, and the head stays as it was."""
+    data, first = write_vectors(tmp_path / "other.npz", "ijklmnopqrst"), Run.load(folder / "first")
+    run = train(data, start=folder / "first", epochs=5, lr=100.0, out=tmp_path / "run", reporter=QUIET)
+    assert (run.config.train.stop_after, run.config.train.interpolate) == (0, 0.0)
+    for name, tensor in first.encoder.state_dict().items():
+        torch.testing.assert_close(run.encoder.state_dict()[name], tensor, rtol=0, atol=0)
+    (before,) = run.baselines.values()
+    assert run.report.recall == before.recall
 
 
 def test_lists_of_corrections_apply_to_the_same_data_only(folder: Path, tmp_path: Path) -> None:

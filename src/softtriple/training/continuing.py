@@ -25,7 +25,7 @@ def continued_config(start: str | Path, data: object) -> Config:
         "train.minutes": None,
         "train.milestones": "auto",
         "train.stop_after": "auto",
-        "train.interpolate": 1.0,
+        "train.interpolate": "auto",
     }
     if not isinstance(data, str) or absolute_spec(data) != config.dataset:  # other data: only the columns still apply
         values |= {"data.split": None, "data.test_share": None, "data.on_error": "stop"}

@@ -70,6 +70,7 @@ class HeadProblem:
     build_loss: Callable[[int], Loss]  # a fresh loss for a number of classes
     device: torch.device
     widths: tuple[int, ...]  # to which embeddings are truncated in the evaluation of trials
+    given: Head | None = None  # the head to start from, of an earlier run
     gains: list[dict[tuple[int, float], Trial]] = field(default_factory=list)  # of each trial, added by `choose`
 
 
@@ -80,7 +81,7 @@ def choose(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
 
 def _choose_start(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
     model, labels = config.model, problem.labels
-    if model.head_init != "whitened":
+    if model.head_init != "whitened" or problem.given is not None:
         return config
     kinds = {"linear": VECTOR_STARTS, "text": TEXT_STARTS}
     starts = kinds.get(model.backbone, SENTENCE_STARTS if model.backbone.startswith("st:") else IMAGE_STARTS)
@@ -128,7 +129,9 @@ def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head
     """The head before training on some of the items, and after every tenth of the epochs."""
     encoder, features = problem.encoder, problem.features[rows]
     numbers, classes = contiguous_labels(problem.labels[rows])
-    start = closed_form_head(features, torch.from_numpy(numbers), encoder.dim, head_start(config))
+    start = problem.given
+    if start is None:
+        start = closed_form_head(features, torch.from_numpy(numbers), encoder.dim, head_start(config))
     encoder.set_head(*start)
     loss = problem.build_loss(len(classes)).to(problem.device)
     initialize_centers(loss, encoder, features, numbers)
@@ -138,15 +141,20 @@ def _trial(config: Config, problem: HeadProblem, rows: np.ndarray) -> tuple[Head
     ends: dict[int, Head] = {}
 
     def keep_head() -> dict[str, float]:
-        assert isinstance(encoder.head, nn.Linear)
-        weight, bias = (parameter.detach().cpu().clone() for parameter in (encoder.head.weight, encoder.head.bias))
-        ends[(len(ends) + 1) * every] = weight, bias
+        ends[(len(ends) + 1) * every] = linear_head(encoder)
         return {}
 
     train = replace(config.train, evaluate_every=every, stop_after=epochs, compile="off")
     part = problem.training.only(rows, numbers)
     fit(train, encoder, loss, part, directory=None, evaluate=keep_head, device=problem.device, reporter=QUIET)
     return start, ends
+
+
+def linear_head(encoder: Encoder) -> Head:
+    """A copy of the head of ``encoder``, which must be linear."""
+    assert isinstance(encoder.head, nn.Linear)
+    weight, bias = (parameter.detach().cpu().clone() for parameter in (encoder.head.weight, encoder.head.bias))
+    return weight, bias
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from softtriple.models.features import Feed, feature_rows
 from softtriple.models.heads import closed_form_head
 from softtriple.progress import Reporter
 from softtriple.training.arguments import Data, check, check_data, configure
+from softtriple.training.auto import trains_head_only
 from softtriple.training.baseline import measure_baseline, measure_encoder
 from softtriple.training.building import build_configured_loss
 from softtriple.training.calibrating import calibration_split, unseen_embeddings
@@ -43,6 +43,7 @@ from softtriple.training.start import (
     head_start,
     initialize_backbone,
     initialize_centers,
+    linear_head,
     set_between,
     trained_values,
 )
@@ -211,12 +212,6 @@ def _start(
 ) -> Config:
     """Choose the initial head and the length of training, and initialise head and centres."""
     config, encoder, benchmark, labels = prepared.config, prepared.encoder, prepared.benchmark, prepared.labels
-    if config.train.start is not None:
-        initialize_centers(loss, encoder, features, labels)
-        kept = keep_centers(loss, encoder.class_names, config.train.start)
-        new = counted(len(encoder.class_names) - kept, "class")
-        reporter.note(f"starts from {config.train.start}: centres of {counted(kept, 'class')} kept, {new} new")
-        return replace(config, train=replace(config.train, interpolate=1.0))
     # Hold out what the test set holds out: other classes, or other items of the same classes.
     same_classes = np.isin(benchmark.test.labels, benchmark.train.labels).all()
     splits = (instance_splits if same_classes else class_splits)(labels)
@@ -224,13 +219,20 @@ def _start(
     def build_trial_loss(num_classes: int) -> Loss:
         return shard(build_configured_loss(config, num_classes))
 
-    problem = HeadProblem(
-        encoder, features, labels, training, splits, build_trial_loss, device, config.model.dims or (encoder.dim,)
-    )
+    given = linear_head(encoder) if config.train.start is not None and trains_head_only(config) else None
+    widths = config.model.dims or (encoder.dim,)
+    problem = HeadProblem(encoder, features, labels, training, splits, build_trial_loss, device, widths, given)
     config = choose(config, problem, reporter)
     if problem.gains and directory is not None and dist.is_main():
         write_gains(directory.trials_file, problem.gains)
-    if config.model.head_init != "random":
+    if config.train.start is not None:
+        if given is not None:
+            encoder.set_head(*given)  # which trials have changed
+        initialize_centers(loss, encoder, features, labels)
+        kept = keep_centers(loss, encoder.class_names, config.train.start)
+        new = counted(len(encoder.class_names) - kept, "class")
+        reporter.note(f"starts from {config.train.start}: centres of {counted(kept, 'class')} kept, {new} new")
+    elif config.model.head_init != "random":
         encoder.set_head(*closed_form_head(features, torch.from_numpy(labels), encoder.dim, head_start(config)))
         initialize_centers(loss, encoder, features, labels)
     return config
