@@ -12,8 +12,9 @@ TOTAL = PER_CLASS * len(COLORS) + 1
 
 
 def test_health_and_about(client: httpx.Client, collection: Collection) -> None:
-    assert client.get("/health").json() == {"status": "ok", "items": TOTAL}
     about = client.get("/api/about").json()
+    assert client.get("/health").json() == {"status": "ok", "items": TOTAL, "version": collection.store.version()}
+    assert about["version"] == collection.store.version()
     assert about["kind"] == "image"
     assert about["items"] == TOTAL
     assert about["classes"] == len(COLORS)

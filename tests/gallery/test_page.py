@@ -2,6 +2,7 @@
 
 import re
 import threading
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -62,6 +63,10 @@ def test_the_page_notices_that_the_store_has_changed(collection: Collection, ope
         page.get_by_role("button", name="Update the page").click()
         expect(shown).to_have_count(24)
         expect(page.get_by_role("button", name="Update the page")).to_be_hidden()
+        # As many items as before, but one is of another class.
+        item, vector = store.get(["set/0-1.png"])[0]
+        store.put([replace(item, class_name="another")], vector[None])
+        expect(page.get_by_role("status").filter(has_text="The store has changed.")).to_be_visible()
         page.goto("about:blank")
     forget_refusals(open_page, 404)  # the image of the deleted item, if it was still loading
 

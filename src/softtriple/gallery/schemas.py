@@ -24,6 +24,7 @@ class Health(BaseModel):
 
     status: Literal["ok"]
     items: int
+    version: str | None  # another one after every write to the store; null where the store does not count them
 
 
 class About(BaseModel):
@@ -35,6 +36,7 @@ class About(BaseModel):
     dim: int
     trained_classes: int
     fingerprint: str
+    version: str | None  # as in /health
     max_bytes: int
     edit: bool  # whether items can be tagged, relabelled and deleted
     compared: list[str]  # names of the two runs that /api/compare compares, if any

@@ -42,6 +42,7 @@ from softtriple.gallery.schemas import (
     CompareAnswer,
     Confusion,
     FindingPage,
+    Health,
     HitAnswer,
     ItemAnswer,
     ItemDetails,
@@ -105,6 +106,10 @@ class GalleryService:
 
     # From the store.
 
+    def health(self) -> Health:
+        """How many items there are, and whether they may have changed."""
+        return Health(status="ok", items=self._store.count(), version=self._store.version())
+
     def about(self) -> About:
         """What the gallery shows."""
         return About(
@@ -114,6 +119,7 @@ class GalleryService:
             dim=self._store.dim,
             trained_classes=len(self._trained),
             fingerprint=self._store.fingerprint,
+            version=self._store.version(),
             max_bytes=self._settings.max_bytes,
             edit=self._changes is not None,
             compared=[] if self._other is None else list(self._other.names),

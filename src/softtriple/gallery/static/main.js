@@ -79,14 +79,15 @@ async function aboutRun() {
 // When the store has changed, the numbers above follow at once; the view, which someone may be reading, on request.
 async function watch() {
   if (document.hidden || about === null) return;
-  const items = await fetch("/health").then((response) => response.json()).then((health) => health.items).catch(() => null);
-  if (items === null || items === about.items) return;
+  const health = await fetch("/health").then((response) => response.json()).catch(() => null);
+  if (health?.status !== "ok" || (health.items === about.items && health.version === about.version)) return;
   const before = about.items;
   about = await aboutRun();
   const change = about.items - before;
+  const how = change ? `: ${count(Math.abs(change), "item")} ${change < 0 ? "fewer" : "more"}` : "";
   const notice = document.getElementById("changed");
   notice.hidden = false;
-  notice.replaceChildren(`The store has changed: ${count(Math.abs(change), "item")} ${change < 0 ? "fewer" : "more"}. `,
+  notice.replaceChildren(`The store has changed${how}. `,
     h("button", { type: "button", onclick: () => show() }, "Update the page"));
 }
 
