@@ -90,9 +90,9 @@ HEAD = ["model.trainable=head", "model.head_init=whitened"]
 @pytest.mark.parametrize(
     ("settings", "chosen"),
     [
-        (["model.backbone=efficientnet-lite0", *HEAD], [128, 10, "cosine", (), 4e-4, 3]),
+        (["model.backbone=efficientnet-lite0", *HEAD], [128, 10, "cosine", (), 4e-4, 10]),
         (["model.backbone=text", *HEAD], [128, 10, "cosine", (), 1.6e-3, 3]),
-        (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (), 4e-4, 3]),
+        (["model.backbone=linear", "model.head_init=whitened"], [128, 10, "cosine", (), 4e-4, 10]),
         (["model.backbone=linear", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
         (["model.backbone=conv-small", "model.head_init=random"], [32, 50, "step", (20, 40), 1e-3, 10]),
         (["model.backbone=efficientnet-lite0", "model.trainable=all"], [32, 6, "cosine", (), 1e-4, 10]),
@@ -110,6 +110,22 @@ def test_what_is_trained_decides_the_budget(settings: list[str], chosen: list[ob
     decided = [train.batch_size, train.epochs, train.schedule, train.milestones, train.lr]
     assert [*decided, config.loss.centers_per_class] == chosen
     assert resolve_training(config, np.full(100, 60), QUIET) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "options"),
+    [
+        (HEAD, {"gamma": 0.5}),
+        ([*HEAD, "loss.options.gamma=0.2", "loss.options.tau=0"], {"gamma": 0.2, "tau": 0}),
+        ([*HEAD, "loss.centers_per_class=10"], {}),  # the paper's gamma, as with any number that is given
+        ([*HEAD, "loss.name=hard-triple"], {}),
+        (["model.trainable=all"], {}),
+        ([*HEAD, "model.backbone=text"], {}),
+    ],
+)
+def test_a_head_chooses_softly_among_its_centres(settings: list[str], options: dict[str, float]) -> None:
+    config = with_settings(Config(), ["model.backbone=efficientnet-lite0", *settings])
+    assert resolve_training(config, np.full(100, 60), QUIET).loss.options == options
 
 
 @pytest.mark.parametrize(
