@@ -53,6 +53,9 @@ class Setting(NamedTuple):
     learned: bool = False
 
 
+DRAWN = (*(Setting(k) for k in CENTERS[1:]), Setting(10, gamma=0.5, tau=0.0))
+
+
 class Part(NamedTuple):
     """Items with the labels of training and the species behind them."""
 
@@ -222,37 +225,37 @@ def text(results: dict[str, Any]) -> str:
 
 
 def draw(results: dict[str, Any]) -> None:
-    """What K > 1 gains over one centre, at the paper's gamma and tau, by the number of species in a class."""
+    """What several centres gain over one by the number of species in a class, with the paper's settings and others."""
+    ordered = sorted(results.items(), key=lambda item: item[1]["modes"])
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7, 3.4), layout="constrained")
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
         panels = figure.subplots(1, 2)
         for axes, (metric, name) in zip(panels, {"fine recall@1": "R@1", "map_at_r": "MAP@R"}.items(), strict=True):
-            for place, k in enumerate(CENTERS[1:]):
-                gains = np.array([100 * _gains(result, k, metric) for result in results.values()])
+            for place, setting in enumerate(DRAWN):
+                gains = np.array([100 * _gains(result, setting, metric) for _, result in ordered])
                 color, dashes = line_style(place)
                 axes.errorbar(
-                    np.arange(len(gains)) + 0.08 * (place - 1.5), gains.mean(axis=1),
-                    gains.std(axis=1, ddof=1) / FOLDS**0.5, label=f"K = {k}", color=color,
-                    linestyle=(0, dashes) if dashes else "-", marker="os^D"[place],
+                    np.arange(len(gains)) + 0.08 * (place - 2), gains.mean(axis=1),
+                    gains.std(axis=1, ddof=1) / FOLDS**0.5, label=f"K = {setting.k}, γ = {setting.gamma:g}",
+                    color=color, linestyle=(0, dashes) if dashes else "-", marker="os^Dv"[place],
                     capsize=3, linewidth=1.8, markersize=5,
                 )  # fmt: skip
             axes.axhline(0, color="#888888", linewidth=1)
-            ticks = [f"{result['modes']:.3g}\n{labels}" for labels, result in results.items()]
+            ticks = [f"{result['modes']:.1f}\n{labels}" for labels, result in ordered]
             axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
             axes.set(xlabel="species per class", ylabel=f"gain in {name} of species, points")
             axes.grid(axis="y")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
         figure.savefig(RESULTS / "centers.svg")
 
 
-def _gains(result: dict[str, Any], k: int, metric: str) -> np.ndarray:
-    """What ``k`` centres gain over one, for each fold."""
+def _gains(result: dict[str, Any], setting: Setting, metric: str) -> np.ndarray:
+    """What a setting gains over one centre, for each fold."""
     by_fold = {
-        row["k"]: np.array([fold[metric] for fold in row["folds"]])
+        Setting(**{name: row[name] for name in Setting._fields}): np.array([fold[metric] for fold in row["folds"]])
         for row in result["validation"]
-        if (row["gamma"], row["tau"], row["synthesis"], row["learned"]) == PAPER
     }
-    return by_fold[k] - by_fold[1]
+    return by_fold[setting] - by_fold[Setting(1)]
 
 
 def _percent(row: dict[str, float]) -> list[str]:
