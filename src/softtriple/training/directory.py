@@ -121,7 +121,10 @@ class RunDir:
             return config
         stored = self.read_config()
         config = with_values(config, {"train.minutes": None})  # the stored values are what the budget decided
-        resolved = with_values(config, _resolved(dataclasses.asdict(config), dataclasses.asdict(stored), ""))
+        values = _resolved(dataclasses.asdict(config), dataclasses.asdict(stored), "")
+        if config.loss.centers_per_class == "auto" and "gamma" in stored.loss.options:  # chosen together
+            values["loss.options.gamma"] = config.loss.options.get("gamma", stored.loss.options["gamma"])
+        resolved = with_values(config, values)
         self._check_same(stored, resolved)
         return resolved
 
