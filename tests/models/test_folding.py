@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -176,6 +177,14 @@ def test_embeddings_of_many_images_are_those_of_each() -> None:
     images = list(torch.randint(0, 256, (20, 32, 32, 3), dtype=torch.uint8).numpy())
     together = torch.from_numpy(encoder.embed(images))
     torch.testing.assert_close(together, torch.cat([torch.from_numpy(encoder.embed([image])) for image in images]))
+
+
+def test_images_can_be_embedded_in_inference_mode() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    encoder = Encoder.from_backbone("conv-small", dim=4)
+    with torch.inference_mode():
+        inside = encoder.embed(list(images))
+    np.testing.assert_array_equal(inside, encoder.embed(list(images)))
 
 
 def test_feature_maps_stay_channels_last() -> None:

@@ -86,8 +86,8 @@ def find_pairs(network: nn.Module, inputs: Tensor) -> Pairs:
         elif _is_foldable(module):
             handles.append(module.register_forward_pre_hook(before))
     try:
-        with torch.enable_grad():
-            output = network(inputs.detach().requires_grad_())
+        with torch.inference_mode(False), torch.enable_grad():  # the caller may be in inference mode
+            output = network(inputs.detach().clone().requires_grad_())
     finally:
         for handle in handles:
             handle.remove()
