@@ -42,7 +42,8 @@ def main() -> None:
         fill(folder, options.items)
         for place, gigabytes in PLACES.items():
             command = [sys.executable, __file__, "--serve", folder]
-            server = subprocess.Popen(command, env={**os.environ, "SOFTTRIPLE_SEARCH_GB": gigabytes})
+            waiting = {"OMP_WAIT_POLICY": "passive"}  # as `softtriple serve` does
+            server = subprocess.Popen(command, env={**os.environ, **waiting, "SOFTTRIPLE_SEARCH_GB": gigabytes})
             try:
                 asyncio.run(ask(1, 1.0, options.items))  # waits for the server, and warms it up
                 for clients in map(int, options.clients.split(",")):
