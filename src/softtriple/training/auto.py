@@ -142,7 +142,9 @@ def resolve_training(config: Config, class_sizes: Int64[np.ndarray, " classes"],
         elif head and has_option(loss.name, "gamma"):
             options = {"gamma": HEAD_GAMMA, **options}
         loss = replace(loss, centers_per_class=min(centers_for(class_sizes), most), options=options)
-        reporter.note(f"centres per class: {loss.centers_per_class}, for classes of {np.median(class_sizes):g} items")
+        gamma = f" with gamma {options['gamma']:g}" if "gamma" in options else ""
+        sizes = f"classes of {np.median(class_sizes):g} items"
+        reporter.note(f"centres per class: {loss.centers_per_class}{gamma}, for {sizes}")
     return replace(config, data=data, loss=loss, train=training)
 
 

@@ -81,7 +81,7 @@ def choose(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
 
 def _choose_start(config: Config, problem: HeadProblem, reporter: Reporter) -> Config:
     model, labels = config.model, problem.labels
-    if model.head_init != "whitened" or problem.given is not None:
+    if model.head_init != "whitened" or config.train.start is not None:
         return config
     kinds = {"linear": VECTOR_STARTS, "text": TEXT_STARTS}
     starts = kinds.get(model.backbone, SENTENCE_STARTS if model.backbone.startswith("st:") else IMAGE_STARTS)
