@@ -2,7 +2,7 @@
 
 Queries are unseen vectors of the stored classes. The variants take turns, in an order shuffled for each query, so that
 other load on the machine affects all of them alike; each size and number of threads has its own process. hnswlib and
-USearch take part if they are installed. Writes results/search.json, results/search.md and results/search.png, the
+USearch take part if they are installed. Writes results/search.json, results/search.md and results/search.svg, the
 growth of time and memory with the number of vectors of 64 dimensions.
 
     python benchmarks/search.py [--sizes 1000x64,10000x64,100000x64,1000000x64,100000x512,1000000x512] [--threads 1,2]
@@ -178,19 +178,28 @@ def draw_growth(rows: list[dict[str, Any]]) -> None:
     """Median time and memory against the number of vectors."""
     if len({row["size"] for row in rows}) < 2:
         return
+    import matplotlib
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    time_axes, memory_axes = figure.subplots(1, 2)
-    for name in dict.fromkeys(row["variant"] for row in rows):
-        points = [(int(row["size"].split("x")[0]), row) for row in rows if row["variant"] == name]
-        time_axes.plot([n for n, _ in points], [row["p50_ms"] for _, row in points], marker="o", label=name)
-        if name == "memory":
-            memory_axes.plot([n for n, _ in points], [row["megabytes"] for _, row in points], marker="o")
-    time_axes.set(xscale="log", yscale="log", xlabel="vectors of 64 dimensions", ylabel="ms per query (median)")
-    memory_axes.set(xscale="log", yscale="log", xlabel="vectors of 64 dimensions", ylabel="peak MB of reading a store")
-    time_axes.legend(fontsize="small")
-    figure.savefig(RESULTS / "search.png", dpi=120)
+    from softtriple.report.charts import STYLE, line_style
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        time_axes, memory_axes = figure.subplots(1, 2)
+        for place, name in enumerate(dict.fromkeys(row["variant"] for row in rows)):
+            points = [(int(row["size"].split("x")[0]), row) for row in rows if row["variant"] == name]
+            counts, (color, dashes) = [n for n, _ in points], line_style(place)
+            style: Any = {"color": color, "linestyle": (0, dashes) if dashes else "-", "marker": "os^DvP*X"[place % 8]}
+            time_axes.plot(counts, [row["p50_ms"] for _, row in points], label=name, **style)
+            if name == "memory":
+                memory_axes.plot(counts, [row["megabytes"] for _, row in points], **style)
+        time_axes.set(xscale="log", yscale="log", xlabel="vectors of 64 dimensions", ylabel="ms per query, median")
+        memory_axes.set(xscale="log", yscale="log", xlabel="vectors of 64 dimensions", ylabel="peak MB to read a store")
+        for axes in (time_axes, memory_axes):
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.yaxis.set_major_formatter("{x:g}")
+        figure.legend(*time_axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False)
+        figure.savefig(RESULTS / "search.svg")
 
 
 def text(rows: list[dict[str, Any]]) -> str:
