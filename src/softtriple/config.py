@@ -50,7 +50,7 @@ class DataConfig:
     cache_gigabytes: Number = 8.0  # limit of the image cache, and of the feature cache; 0 turns both off
     on_error: Literal["stop", "skip"] = "stop"
     exclude: str | None = None  # .csv of items to leave out, such as audit.csv of `softtriple audit`
-    workers: Count | Auto = "auto"  # threads that decode and augment images; auto: one per core
+    workers: Count | Auto = "auto"  # threads that decode and crop images; auto: one per core
 
     @property
     def num_workers(self) -> int | None:

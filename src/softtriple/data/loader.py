@@ -1,6 +1,7 @@
 """Batches of tensors from rows of a split; the only place that reads pixels for training and evaluation."""
 
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -43,8 +44,8 @@ def batches(
     """Inputs and labels for each of ``row_batches``: uint8 (n, size, size, 3), float32 (n, dim) or a list of texts.
 
     Images need a ``view``; its random augmentation depends only on (seed, epoch, row). ``workers`` threads (None: one
-    per CPU) decode and augment images in advance; they are joined when the generator ends or is closed. ``prepare``
-    turns a batch into network input, for images in the same threads. An unreadable image raises ImageError.
+    per CPU) decode and crop images in advance; they are joined when the generator ends or is closed. ``prepare`` turns
+    a batch into network input. An unreadable image raises ImageError.
     """
     finish = prepare or (lambda inputs: inputs)
     items, labels = split.items, torch.tensor(split.labels)
@@ -65,10 +66,14 @@ def batches(
     if view.augment == "affine":
         draws = torch.from_numpy(affine_draws(len(items), stream("affine", seed, epoch)))
 
-    def make(rows: Rows) -> Batch:
-        return finish(_augmented(load(rows), None if draws is None else draws[rows])), labels[rows]
+    def read() -> Generator[Batch, None, None]:
+        # No torch in the workers: each would get a team of threads, and with more threads than cores those of the
+        # network sleep and wake at every layer instead of spinning, which takes a fifth longer.
+        with closing(map_ahead(lambda rows: (rows, load(rows)), row_batches, workers)) as loaded:
+            for rows, pixels in loaded:
+                yield finish(_augmented(pixels, None if draws is None else draws[rows])), labels[rows]
 
-    return map_ahead(make, row_batches, workers)
+    return read()
 
 
 def find_unreadable(
