@@ -165,7 +165,8 @@ class Encoder(nn.Module):
         if batch_size < 1:
             raise UserError(f"batch_size = {batch_size} must be at least 1")
         device, was_training = self.device, self.training
-        self.eval()
+        if any(module.training for module in self.modules()):  # switching takes milliseconds, as long as some networks
+            self.eval()
         try:
             batches = input_batches(items, self.preprocess, self.config.in_features, batch_size)
             network, embeddings = self, []
@@ -174,7 +175,8 @@ class Encoder(nn.Module):
                     network = self.fast()
                 embeddings.append(network(self.prepare(batch).to(device)).float().cpu().numpy())
         finally:
-            self.train(was_training)
+            if was_training:
+                self.train()
         return np.concatenate([np.empty((0, self.dim), dtype=np.float32), *embeddings])
 
     def prepare(self, batch: Batch) -> Num[Tensor, "batch ..."]:
