@@ -6,14 +6,14 @@ import { Grid, Picture, brushOf } from "./points.js";
 const REACH = 14; // pixels around the pointer
 const CORNERS = 60; // of a lasso in the address
 const FINEST = 2; // pixels per CSS pixel; finer ones are hardly seen, and cost as much time as they are many
-// Milliseconds: painting that takes longer waits until the view has not moved for a while; while it moves, painting
-// takes a tenth of the time.
-const [SLOW, SETTLED, TENTH] = [12, 80, 10];
+// Painting gets at most BUDGET milliseconds of a frame. If it needs more, then while the view moves it pauses PAUSE times
+// as long between two pictures.
+const [BUDGET, PAUSE] = [6, 9];
 
 // `on` has: point(row or -1, place), open(row), moved(view), selected(corners or null)
 export class Chart {
   constructor(canvas, data, on) {
-    Object.assign(this, { canvas, on, at: -1, crossed: false, mode: "pan", area: null, drawn: null, pointers: new Map(), moved: 0, frame: null, stale: true, masks: {}, moving: false, cost: 0 });
+    Object.assign(this, { canvas, on, at: -1, crossed: false, mode: "pan", area: null, drawn: null, pointers: new Map(), moved: 0, frame: null, stale: true, masks: {}, painting: null, painted: null, shown: null, next: 0 });
     this.grid = new Grid(Float32Array.from(data.x), Float32Array.from(data.y));
     this.context = canvas.getContext("2d");
     this.points = document.createElement("canvas"); // the points alone, so that ring, cross and outline move without repainting them
@@ -41,7 +41,6 @@ export class Chart {
   }
 
   stop() {
-    clearTimeout(this.settling);
     this.observer?.disconnect();
     this.scheme?.removeEventListener("change", this.repaint);
   }
@@ -78,7 +77,7 @@ export class Chart {
 
   // Paint once before the next frame, however often it is called.
   draw({ stale = true } = {}) {
-    if (stale) Object.assign(this, { stale, moving: false });
+    this.stale ||= stale;
     this.frame ??= requestAnimationFrame(() => {
       this.frame = null;
       if (this.picture) this.paint(getComputedStyle(this.canvas));
@@ -102,8 +101,27 @@ export class Chart {
     });
   }
 
+  // Points that are wrong, as after a change of colour, are painted at once. Those that have only moved are painted over
+  // several frames if they are many: until that is done, `shift` shows the last picture where the view is now.
   paintPoints(style) {
     const started = performance.now();
+    const due = this.view === this.shown || started >= this.next;
+    if (this.stale || (due && !this.painting && this.painted !== this.view)) this.painting = { view: this.view, strokes: this.strokes(style), cost: 0 };
+    if (!this.painting) return;
+    const { view, strokes, cost } = this.painting;
+    const end = this.stale ? Infinity : started + BUDGET;
+    this.stale = false;
+    let [done, now] = [false, started];
+    while (!done && now < end) [done, now] = [strokes.next().done, performance.now()];
+    this.painting.cost = cost + now - started;
+    if (!done) return;
+    this.points.getContext("2d").putImageData(this.picture.image, 0, 0);
+    this.next = this.painting.cost > BUDGET ? now + PAUSE * this.painting.cost : now;
+    Object.assign(this, { painted: view, painting: null });
+  }
+
+  // Paints all points into the picture, and stops after each row of the grid.
+  *strokes(style) {
     const { ratio, picture, kinds, grid: { xs, ys } } = this;
     const brushes = this.brushes();
     picture.clear(style.backgroundColor.match(/[\d.]+/g).slice(0, 3).map(Number));
@@ -113,33 +131,37 @@ export class Chart {
     for (const faint of [true, false]) { // the others above them
       const chosen = brushes.map((brush, kind) => (this.marks[kind].faint === faint ? brush : null));
       if (!chosen.some(Boolean)) continue;
-      this.grid.around(around, (_, place) => {
-        const brush = chosen[kinds[place]];
-        if (brush !== null) picture.stamp(left + factor * xs[place], top - factor * ys[place], brush);
-      });
+      const stroke = (from, to) => {
+        for (let place = from; place < to; place += 1) {
+          const brush = chosen[kinds[place]];
+          if (brush !== null) picture.stamp(left + factor * xs[place], top - factor * ys[place], brush);
+        }
+      };
+      for (const [from, to] of this.grid.ranges(around)) {
+        stroke(from, to);
+        yield;
+      }
     }
-    this.points.getContext("2d").putImageData(picture.image, 0, 0);
-    Object.assign(this, { stale: false, moving: false, painted: { ...this.view, time: performance.now() } });
-    this.cost = performance.now() - started;
   }
 
-  // Show the points as last painted where the view is now: they follow the hand however many there are.
-  shiftPoints(style) {
+  // Place what is drawn next where the view is now, as it was painted for another view.
+  shift(style) {
     const { context: c, canvas, view, painted } = this;
     const factor = this.ratio * this.scale * view.zoom;
     const scale = view.zoom / painted.zoom;
     c.fillStyle = style.backgroundColor;
     c.fillRect(0, 0, canvas.width, canvas.height);
     c.setTransform(scale, 0, 0, scale, ((1 - scale) * canvas.width) / 2 + factor * (painted.x - view.x), ((1 - scale) * canvas.height) / 2 - factor * (painted.y - view.y));
-    clearTimeout(this.settling);
-    this.settling = setTimeout(() => this.draw(), SETTLED);
   }
 
   paint(style) {
     const { context: c, ratio } = this;
+    this.paintPoints(style);
     c.setTransform(1, 0, 0, 1, 0, 0);
-    if (this.moving && this.cost > SLOW && performance.now() < this.painted.time + TENTH * this.cost) this.shiftPoints(style);
-    else if (this.stale || this.moving) this.paintPoints(style);
+    if (this.painted !== this.view) {
+      this.shift(style);
+      this.draw({ stale: false }); // until it is painted
+    }
     c.drawImage(this.points, 0, 0);
     c.setTransform(ratio, 0, 0, ratio, 0, 0);
     c.strokeStyle = style.color;
@@ -169,12 +191,12 @@ export class Chart {
       }
       c.stroke();
     }
+    this.shown = this.view;
     this.canvas.dataset.drawn = this.grid.x.length; // for tests
   }
 
   look(view) {
     this.view = view;
-    this.moving = !this.stale;
     this.on.moved(view);
     this.draw({ stale: false });
   }

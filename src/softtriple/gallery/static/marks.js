@@ -33,8 +33,15 @@ export function markOf(number, hidden) {
   return number < 0 ? NONE : MARKS[number % DISTINCT];
 }
 
+const masks = new Map(); // by radius, of which there are few
+
 // For each shape the pixels that it covers, and how much of them (of 256).
 export function masksOf(radius) {
+  if (!masks.has(radius)) masks.set(radius, drawMasks(radius));
+  return masks.get(radius);
+}
+
+function drawMasks(radius) {
   const side = 2 * Math.ceil(REACH * radius) + 1;
   const context = h("canvas", { width: side, height: side }).getContext("2d", { willReadFrequently: true });
   return SHAPES.map((shape) => {

@@ -44,13 +44,15 @@ export class Grid {
     return Math.min(this.side - 1, Math.max(0, Math.floor(share * this.side)));
   }
 
-  // Calls visit(index, its place in the order) for all points in the box, and for a few around it.
-  around([left, bottom, right, top], visit) {
+  // The points in the box, and a few around it, row by row: from one place in the order to before another.
+  *ranges([left, bottom, right, top]) {
     const [first, last] = [this.column(left), this.column(right)];
-    for (let row = this.row(bottom); row <= this.row(top); row += 1) {
-      const end = this.start[row * this.side + last + 1];
-      for (let place = this.start[row * this.side + first]; place < end; place += 1) visit(this.order[place], place);
-    }
+    for (let row = this.row(bottom); row <= this.row(top); row += 1) yield [this.start[row * this.side + first], this.start[row * this.side + last + 1]];
+  }
+
+  // Calls visit(index) for the same points.
+  around(box, visit) {
+    for (const [from, to] of this.ranges(box)) for (let place = from; place < to; place += 1) visit(this.order[place]);
   }
 
   // The points inside a polygon of [x, y] corners.
