@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 from playwright.sync_api import Page, Route, expect
 from tests.gallery.browsing import needs_chromium, wait_until
+from tests.gallery.small_audit import make_audit
 from tests.gallery.small_gallery import Collection, running
+
+from softtriple.gallery.audits import Audits
 
 pytestmark = needs_chromium
 
@@ -200,7 +203,7 @@ def test_the_map_changes_to_umap_when_that_is_ready(
     popen = subprocess.Popen
     monkeypatch.setattr("softtriple.gallery.layout.subprocess.Popen", process)
     with running(collection.app(layout_file=file)) as url:
-        page = open_page(f"{url}/#/map")
+        page = open_page(f"{url}/#/map?method=umap")
         expect(page.locator(".lead")).to_contain_text("being computed")
         points = np.random.default_rng(0).standard_normal((25, 2))
         np.savez(file, digest=given.joinpath("digest").read_text(), points=points)
@@ -208,6 +211,30 @@ def test_the_map_changes_to_umap_when_that_is_ready(
         page.get_by_label("Layout").select_option("pca")
         expect(page.locator(".lead")).to_contain_text("principal components")
         expect(page).to_have_url(re.compile("method=pca"))
+        page.goto("about:blank")
+
+
+def test_a_layout_that_cannot_be_computed_is_no_longer_announced(address: str, open_page) -> None:
+    page = open_page(address)
+
+    def computing(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | {"umap": "computing"})
+
+    page.route("**/api/map?*", computing)
+    page.goto(f"{address}/#/map")
+    expect(page.locator(".lead")).to_have_text(re.compile(r"of variance\)\.$"))
+    expect(page.get_by_label("Layout")).to_have_value("pca")
+
+
+def test_the_map_does_not_wait_for_the_audit(collection: Collection, open_page, tmp_path: Path) -> None:
+    with running(collection.app(audits=Audits(make_audit(tmp_path / "audit")))) as url:
+        page = open_page(url)
+        page.route("**/api/audit?*", lambda route: route.fulfill(json={"state": "computing", "message": ""}))
+        page.goto(f"{url}/#/map?by=suspect")
+        expect(page.locator("canvas[data-drawn='25']")).to_be_visible()
+        expect(page.locator(".side")).to_have_text("The audit is still running. See the audit page.")
+        page.unroute("**/api/audit?*")
+        expect(page.get_by_role("list", name="Legend").get_by_role("button")).not_to_have_count(0)
         page.goto("about:blank")
 
 

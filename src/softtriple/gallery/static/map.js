@@ -2,7 +2,7 @@
 
 import { get, thumbnail } from "./api.js";
 import { Chart } from "./chart.js";
-import { announce, count, emptyStore, h, itemLink, nameOf, percent, remember } from "./dom.js";
+import { announce, count, emptyStore, errorBox, h, itemLink, nameOf, percent, remember } from "./dom.js";
 import { DISTINCT, legend, markOf } from "./marks.js";
 import { canSelect, selectAll } from "./select.js";
 import { growing } from "./tiles.js";
@@ -16,7 +16,7 @@ const TAPS = " Tap a point to see its item, and again to open it.";
 const KEYS = " Shift and drag to select. Keys: arrows move, + and − zoom, 0 resets the view, Enter opens the item at the cross, Escape clears the selection.";
 
 export async function mapPage(_, { about, signal, parameters, refresh }) {
-  const asked = parameters.get("method") ?? undefined;
+  const asked = parameters.get("method") === "pca" ? "pca" : undefined; // UMAP is the default, as soon as it is ready
   const data = await get("map", { method: asked }, signal);
   if (!data.x.length) return h("div", {}, h("h1", {}, "Map"), emptyStore());
   const items = rowsOf(data, signal);
@@ -61,7 +61,8 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
 
   // Colours.
   let colouring = { names: [], values: [] };
-  let wanted = parameters.get("by") in COLOURS ? parameters.get("by") : "class";
+  const offered = Object.keys(COLOURS).filter((name) => about.audit || name !== "suspect");
+  let wanted = offered.includes(parameters.get("by")) ? parameters.get("by") : "class";
   let again = null; // the timer of a colouring that is not complete
   const chosen = new Set(); // categories of the colouring that are highlighted
   const order = () => [...chosen];
@@ -126,25 +127,35 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
       return { ...answer, note: answer.names.length ? "The centre of its own class that an item is nearest to. Grey: the run was not trained on the class." : "No item has a centre: the run was not trained on these classes, or its loss has no centres." };
     },
     suspect: async () => {
+      const { state } = await get("audit", {}, signal);
+      if (state !== "ready") {
+        const page = h("a", { href: "#/audit" }, "See the audit page");
+        return { names: [], values: data.labels.map(() => -1), pending: state === "computing", note: [`The audit ${state === "computing" ? "is still running" : "failed"}. `, page, "."] };
+      }
       const answer = await column("suspect");
       const describe = (row) => (answer.values[row] < 0 ? null : `probably ${answer.names[answer.values[row]]}`);
       return { ...answer, describe, note: answer.names.length ? "Suspect labels, by the class that the item probably should have. Grey: no doubt about the label." : "No label is suspect." };
     },
   };
-  const by = h("select", { onchange: async () => {
-    wanted = by.value;
-    remember({ by: by.value === "class" ? null : by.value });
+  // The map stays usable if a colouring cannot be had.
+  const recolour = async (names) => {
     side.setAttribute("aria-busy", "true");
     side.replaceChildren(h("p", { class: "hint" }, "Loading…"));
-    await colour(by.value, []).catch((error) => { if (!signal.aborted) side.replaceChildren(h("p", { class: "error", role: "alert" }, error.message)); });
+    await colour(wanted, names).catch((error) => { if (!signal.aborted) side.replaceChildren(errorBox(error)); });
     side.removeAttribute("aria-busy");
-  } }, Object.entries(COLOURS).filter(([value]) => about.audit || value !== "suspect").map(([value, name]) => h("option", { value }, name)));
-  const method = h("select", { onchange: () => { remember({ method: method.value, at: null, area: null }); refresh(); } },
+  };
+  const by = h("select", { onchange: () => {
+    wanted = by.value;
+    remember({ by: by.value === "class" ? null : by.value });
+    recolour([]);
+  } }, offered.map((value) => h("option", { value }, COLOURS[value])));
+  const method = h("select", { onchange: () => { remember({ method: method.value === "pca" ? "pca" : null, at: null, area: null }); refresh(); } },
     h("option", { value: "umap", disabled: data.umap !== "ready" }, "UMAP"), h("option", { value: "pca" }, "PCA"));
   method.value = data.method;
 
   by.value = wanted;
-  await colour(wanted, names(parameters.get("show")));
+  await recolour(names(parameters.get("show")));
+  signal.throwIfAborted(); // nothing may be started for a page that was left meanwhile
   const [zoom, x, y] = numbers(parameters.get("at"));
   if (y !== undefined) chart.look({ zoom, x, y });
   const area = (parameters.get("area") ?? "").split(",").map(numbers).filter((corner) => corner.length === 2);
@@ -156,7 +167,11 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
   });
   requestAnimationFrame(() => chart.start());
   const status = h("p", { class: "lead" }, caption(data));
-  if (data.umap === "computing" && asked === undefined) whenReady(data.version, signal, () => {
+  if (data.umap === "computing" && asked === undefined) whenDone(data.version, signal, (umap) => {
+    if (umap !== "ready") {
+      status.textContent = caption({ ...data, umap });
+      return;
+    }
     // What someone is looking at does not move under the pointer.
     if (chart.view === chart.middle && !chart.area) refresh();
     else status.replaceChildren("The UMAP layout is ready. ", h("button", { type: "button", onclick: () => { remember({ at: null, area: null }); refresh(); } }, "Show it"));
@@ -166,7 +181,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     status,
     h("div", { class: "tools" },
       h("label", { class: "field" }, "Colour by", by),
-      h("label", { class: "field" }, "Layout", method),
+      data.umap === "unavailable" ? null : h("label", { class: "field" }, "Layout", method),
       modes(chart, parameters.get("drag")),
       h("span", { class: "buttons" }, button("+", "Zoom in", () => chart.zoom(1.5)), button("−", "Zoom out", () => chart.zoom(1 / 1.5)), button("⤢", "Reset view", () => chart.reset())),
       h("button", { type: "button", onclick: () => chart.selectView() }, "Select all in view")),
@@ -182,12 +197,12 @@ function caption(data) {
   return data.umap === "computing" ? `${axes} The UMAP layout is being computed and will replace it.` : axes;
 }
 
-// Polls until the layout is there.
-function whenReady(version, signal, then) {
+// Polls until the layout is no longer being computed.
+function whenDone(version, signal, then) {
   const timer = setInterval(async () => {
     const state = await get("map/state", {}, signal).catch(() => null);
     if (signal.aborted || (state && state.umap !== "computing")) clearInterval(timer);
-    if (!signal.aborted && state?.umap === "ready" && state.version === version) then();
+    if (!signal.aborted && state && state.umap !== "computing" && state.version === version) then(state.umap);
   }, POLL);
   signal.addEventListener("abort", () => clearInterval(timer));
 }
