@@ -39,7 +39,7 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
     if (row < 0) return;
     const name = data.class_names[data.labels[row]];
     card.removeAttribute("href");
-    card.replaceChildren(h("span", { class: "frame" }), h("span", { class: "cut" }, name));
+    card.replaceChildren(h("span", { class: about.kind === "image" ? "frame" : "frame words" }), h("span", { class: "cut" }, name));
     card.style.left = `${Math.min(Math.max(place[0] + 14, 0), chart.width - 170)}px`;
     card.style.top = `${place[1] > chart.height - 200 ? Math.max(0, place[1] - 200) : place[1] + 14}px`;
     const item = await items.get(row, 60).catch(() => null);
@@ -88,9 +88,10 @@ export async function mapPage(_, { about, signal, parameters, refresh }) {
       if (chart.area) chart.select(chart.area);
     };
     const used = sizes.filter((size) => size).length;
-    side.replaceChildren(legend(colouring.names, sizes, numberOf, chosen, toggle),
-      ...(used > DISTINCT ? [h("p", { class: "hint" }, "Marks repeat. Those you choose here get a colour of their own.")] : []),
-      ...(colouring.note ? [h("p", { class: "hint" }, colouring.note)] : []));
+    // Above the legend, which may be long.
+    side.replaceChildren(...(colouring.note ? [h("p", { class: "hint" }, colouring.note)] : []),
+      ...(used > DISTINCT ? [h("p", { class: "hint" }, "Colours and shapes repeat. Entries you choose here get one of their own.")] : []),
+      legend(colouring.names, sizes, numberOf, chosen, toggle));
   };
   const apply = () => {
     const hidden = (category) => chosen.size > 0 && !chosen.has(category);
@@ -237,7 +238,7 @@ async function showSelected(list, rows, data, items, clear) {
   const sizes = new Map();
   for (const row of rows) sizes.set(data.labels[row], (sizes.get(data.labels[row]) ?? 0) + 1);
   const largest = [...sizes].sort((a, b) => b[1] - a[1]);
-  const classes = largest.slice(0, 8).map(([label, size]) => h("li", { class: "cut", title: data.class_names[label] }, data.class_names[label], " ", h("small", {}, size)));
+  const classes = largest.slice(0, 8).map(([label, size]) => h("li", { title: data.class_names[label] }, h("span", { class: "cut" }, data.class_names[label]), " ", h("small", {}, size.toLocaleString("en"))));
   const more = largest.length > 8 ? h("li", {}, h("small", {}, `and ${count(largest.length - 8, "more class", "more classes")}`)) : null;
   list.replaceChildren(heading, ...(rows.length ? [h("ul", { class: "chips", "aria-label": "Classes in this area" }, classes, more)] : []));
   const load = async (offset) => {
