@@ -139,6 +139,7 @@ def test_an_audit_that_is_being_made_is_waited_for(
     with running(collection.app(audits=made)) as url:
         page = open_page(f"{url}/#/audit")
         expect(page.get_by_role("status").filter(has_text="judging labels: 12 of 25")).to_be_visible()
+        expect(page.get_by_role("progressbar", name="Auditing")).to_be_visible()
         expect(page.get_by_role("button", name="Suspect labels: 2")).to_be_visible()
         page.goto("about:blank")
 

@@ -128,6 +128,7 @@ def test_two_runs_are_compared(collection: Collection, open_page) -> None:
         page.get_by_role("link", name="Compare").click()
         row = page.get_by_role("row").filter(has_text="Recall@1")
         expect(row).to_contain_text(re.compile(r"−\d+\.\d+.* to "))
+        expect(page.locator(".lead")).to_contain_text("intervals are computed for Recall@1 and MAP@R")
         queries = page.get_by_role("list", name="Queries").locator("> li")
         shown = int(page.get_by_role("button", name="Only trained right").inner_text().split(": ")[1])
         expect(queries).to_have_count(min(shown, 24))
@@ -149,6 +150,7 @@ def test_a_comparison_that_takes_long_is_waited_for(
     with running(collection.app(other=Other(("one", "two"), collection.store))) as url:
         page = open_page(f"{url}/#/compare")
         expect(page.locator(".lead")).to_contain_text("Comparing one and two")
+        expect(page.get_by_role("progressbar", name="Comparing")).to_be_visible()
         go_on.set()
         expect(page.get_by_role("row").filter(has_text="Recall@1")).to_be_visible()
         page.get_by_role("button", name="Only two right: 0").click()

@@ -64,7 +64,8 @@ function waiting(audit, signal, refresh) {
     refresh();
   }, POLL);
   signal.addEventListener("abort", () => clearInterval(timer));
-  return h("div", {}, h("h1", {}, "Audit"), h("p", { class: "lead" }, "Looking for wrong labels, duplicates and odd items in the data of this run. The findings will appear here; you can leave this page meanwhile."), progress);
+  return h("div", {}, h("h1", {}, "Audit"), h("p", { class: "lead" }, "Looking for wrong labels, duplicates and odd items in the data of this run. The findings will appear here; you can leave this page meanwhile."),
+    h("progress", { "aria-label": "Auditing" }), progress);
 }
 
 function effect({ leaked_items: items, recall_with_leak: before, recall_without_leak: after }) {

@@ -76,7 +76,7 @@ function summary({ classes, recall, items, measured, sampled }) {
   if (measured < items) {
     const bar = h("progress", { max: items, value: measured, "aria-label": "Items measured" });
     const sofar = recall === null ? "" : ` Recall@1 so far: ${percent(recall)}.`;
-    return [`Looking for the nearest neighbour of every item: ${measured.toLocaleString("en")} of ${items.toLocaleString("en")} `, bar, `${sofar} The table shows what is known so far.${sample}`];
+    return [`Looking for the nearest neighbour of every item: ${measured.toLocaleString("en")} of ${items.toLocaleString("en")}.${sofar} The table fills in meanwhile.${sample} `, bar];
   }
   if (recall === null) return ["No class has two items, so recall cannot be measured."];
   return [`Recall@1: the nearest other item has the same class for ${percent(recall)} of all items${parts(classes)}.${sample}`];

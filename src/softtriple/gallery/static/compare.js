@@ -12,6 +12,7 @@ export async function comparePage(_, { signal, parameters, refresh }) {
   const [first, second] = answer.names;
   const lists = { first: answer.only_first, second: answer.only_second };
   const [both, onlyFirst, onlySecond, neither] = answer.counts;
+  const bounded = answer.metrics.filter(({ low }) => low !== null).map(({ title }) => title);
   const list = h("div");
   const buttons = Object.entries({ first: [`Only ${first} right`, onlyFirst], second: [`Only ${second} right`, onlySecond] })
     .map(([name, [text, number]]) => h("button", { type: "button", "data-name": name, onclick: () => show(name) }, `${text}: ${number.toLocaleString("en")}`));
@@ -27,7 +28,7 @@ export async function comparePage(_, { signal, parameters, refresh }) {
   show(parameters.get("only") === "second" ? "second" : "first");
   return h("div", {},
     h("h1", {}, "Compare"),
-    h("p", { class: "lead" }, `${first} and ${second} on the ${count(answer.items, "item")} in both stores; each item is searched for among all others. Values are percentages. Differences are in percentage points, bold where the interval excludes zero.`),
+    h("p", { class: "lead" }, `${first} and ${second} on the ${count(answer.items, "item")} in both stores; each item is searched for among all others. Values are percentages. Differences are in percentage points, bold where the interval excludes zero${bounded.length < answer.metrics.length ? `; intervals are computed for ${bounded.join(" and ")}` : ""}.`),
     h("table", { class: "metrics" },
       h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Metric"), [first, second, "Difference", "95 % interval"].map((name) => h("th", { scope: "col", class: "number" }, name)))),
       h("tbody", {}, answer.metrics.map(metric))),
@@ -46,7 +47,8 @@ function waiting({ names: [first, second], items }, signal, refresh) {
   }, POLL);
   signal.addEventListener("abort", () => clearInterval(timer));
   return h("div", {}, h("h1", {}, "Compare"),
-    h("p", { class: "lead" }, `Comparing ${first} and ${second}: each of the ${count(items, "item")} is searched for among all others, by both runs. The result will appear here; you can leave this page meanwhile.`));
+    h("p", { class: "lead" }, `Comparing ${first} and ${second}: each of the ${count(items, "item")} is searched for among all others, by both runs. The result will appear here; you can leave this page meanwhile.`),
+    h("progress", { "aria-label": "Comparing" }));
 }
 
 function metric({ title, first, second, low, high }) {
