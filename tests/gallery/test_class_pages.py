@@ -35,6 +35,8 @@ def test_classes_lead_to_a_class_and_its_centres(address: str, open_page) -> Non
     expect(page.get_by_role("columnheader", name="Class", exact=True)).to_have_attribute("aria-sort", "descending")
     page.reload()
     expect(rows.last).to_contain_text("blue")
+    page.get_by_label("Filter by name").fill("zebra")
+    expect(page.get_by_text("No class matches the filter.")).to_be_visible()
     page.get_by_label("Filter by name").fill("BLU")
     expect(rows).to_have_count(1)
     rows.get_by_role("link", name="blue", exact=True).first.click()

@@ -30,6 +30,17 @@ def test_unknown_places_say_so(address: str, open_page) -> None:
     forget_refusals(open_page, 404)
 
 
+def test_a_page_that_failed_can_be_tried_again(address: str, open_page) -> None:
+    page = open_page(address)
+    page.route("**/api/classes?*", lambda route: route.abort())
+    page.goto(f"{address}/#/classes")
+    expect(page.get_by_role("alert")).to_have_text("the server does not respond; is it still running?")
+    page.unroute("**/api/classes?*")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("tbody tr")).to_have_count(3)
+    open_page.meant.append("net::ERR_FAILED")
+
+
 def test_an_item_tells_all_that_is_known_of_it(address: str, open_page, collection: Collection) -> None:
     page = open_page(f"{address}/#/item/{quote('set/mislabelled.png', safe='')}")
     facts = page.locator(".properties")

@@ -142,6 +142,8 @@ def test_an_error_is_shown_for_a_bad_file(address: str, open_page, tmp_path: Pat
     (tmp_path / "bad.jpg").write_text("not a picture")
     page.set_input_files("input[multiple]", tmp_path / "bad.jpg")
     expect(page.get_by_role("alert")).to_contain_text("not a readable image")
+    expect(page.locator(".asked")).to_contain_text("no preview")
+    expect(page.get_by_text("cosine similarities")).to_have_count(0)
     forget_refusals(open_page, 415)
 
 

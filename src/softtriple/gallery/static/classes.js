@@ -26,6 +26,7 @@ export async function classesPage(_, { signal, parameters }) {
   const [lead, body] = [h("p", { class: "lead" }), h("tbody")];
   let shown = ROWS;
   const more = h("button", { type: "button", class: "more", onclick: () => fill(Infinity) }, "Show all");
+  const none = h("p", { class: "empty", hidden: true }, "No class matches the filter.");
   const filter = h("input", { type: "search", oninput: () => fill(ROWS), autocomplete: "off", value: parameters.get("filter") });
   const heads = columns.map(([name, [title, , style]]) => h("th", { scope: "col", class: style },
     h("button", { type: "button", class: "quiet sort", "data-name": name, onclick: () => {
@@ -46,6 +47,7 @@ export async function classesPage(_, { signal, parameters }) {
       const descending = Boolean(down) === (by === "name" || by === "recall");
       head.setAttribute("aria-sort", chosen ? (descending ? "descending" : "ascending") : "none");
     });
+    none.hidden = matching.length > 0;
     more.hidden = matching.length <= most;
     remember({ sort: by === "recall" && !down ? null : [by, down].filter(Boolean).join(" "), filter: filter.value.trim() || null });
     announce(wanted ? count(matching.length, "class", "classes") : "");
@@ -68,7 +70,7 @@ export async function classesPage(_, { signal, parameters }) {
     lead,
     h("label", { class: "field" }, "Filter by name", filter),
     h("table", { class: "classes" }, h("thead", {}, h("tr", {}, heads)), body),
-    more);
+    none, more);
 }
 
 function summary({ classes, recall, items, measured, sampled }) {

@@ -33,7 +33,10 @@ async function show() {
     content = await (Object.hasOwn(VIEWS, name) ? VIEWS[name] : unknown)(argument, { about, signal, parameters, refresh: show });
   } catch (error) {
     if (signal.aborted) return;
-    content = h("div", {}, h("h1", {}, error.status === 404 ? "Not found" : "Something went wrong"), errorBox(error), h("p", {}, h("a", { href: "#/" }, "Back to search")));
+    const [title, next] = error.status === 404
+      ? ["Not found", h("p", {}, h("a", { href: "#/" }, "Back to search"))]
+      : ["Something went wrong", h("button", { type: "button", onclick: show }, "Try again")];
+    content = h("div", {}, h("h1", {}, title), errorBox(error), next);
   } finally {
     clearTimeout(waiting);
   }

@@ -57,12 +57,13 @@ export async function searchPage(_, { about, signal, parameters }) {
       results.hidden = true;
       results.replaceChildren();
     };
+    const hits = last.answers.flatMap((answer) => answer.hits ?? []);
     results.hidden = false;
     results.replaceChildren(
       h("div", { class: "heading" }, h("h2", {}, "Results"), h("button", { type: "button", class: "quiet", onclick: clear }, "Clear")),
       ...last.answers.map((answer) => show(answer, className, search)),
       ...(last.left ? [h("p", { class: "hint" }, `Only the first ${MOST} were searched; ${last.left} were left out.`)] : []),
-      h("p", { class: "hint" }, numbers(last.answers.flatMap(({ hits }) => hits ?? []))));
+      ...(hits.length ? [h("p", { class: "hint" }, numbers(hits))] : []));
   };
   const forms = { image: () => imageForm(search, about.max_bytes, signal), text: () => textForm(search, parameters.get("text")), vector: () => null };
   const form = forms[about.kind]();
@@ -173,7 +174,8 @@ function preview(file) {
   const url = URL.createObjectURL(file);
   const image = h("img", { src: url, alt: `Your image, ${file.name}` });
   sharpen(image);
-  image.addEventListener("load", () => URL.revokeObjectURL(url), { once: true });
+  for (const type of ["load", "error"]) image.addEventListener(type, () => URL.revokeObjectURL(url), { once: true });
+  image.addEventListener("error", () => image.replaceWith(h("span", { class: "text name" }, "no preview")));
   return image;
 }
 
