@@ -180,7 +180,7 @@ function suspect({ items: [found], classes: [given, suggested], beside, probabil
     tiles([shownItem(found)], nameOf(found.item), { classes: false }),
     h("div", {}, h("h2", {}, link(given), " → ", link(suggested), h("small", {}, ` probability of a wrong label ${probability > 0.999 ? "above 99.9\u00a0%" : percent(probability)}`)),
       sides(beside, [["Labelled ", given], ["Looks like ", suggested]]),
-      actions(relabel(`Relabel as ${suggested}`, found, suggested), relabel("Leave out", found, ""), dismiss))];
+      actions(relabel(["Relabel as ", ...breakable(suggested)], found, suggested), relabel("Leave out", found, ""), dismiss))];
 }
 
 function copies({ items, count: all, note, conflict, score }, { relabel, toggle, dismiss, decisions }) {
