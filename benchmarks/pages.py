@@ -117,9 +117,11 @@ def serve(folder: Path, items: int, backbone: str) -> None:
     from softtriple.gallery.audits import Audits
     from softtriple.gallery.compare import Other
     from softtriple.gallery.server import Server, listen
+    from softtriple.gallery.workers import one_core
     from softtriple.models import Encoder, EncoderConfig
     from softtriple.search import open_store, resident
 
+    one_core()  # as `softtriple serve` does
     names = tuple(map(str, range(items // PER_CLASS)))
     encoder = Encoder(EncoderConfig(backbone=backbone, dim=DIM), class_names=names).eval()
     centers = torch.randn(len(names), CENTERS, DIM, generator=torch.Generator().manual_seed(0))

@@ -42,8 +42,7 @@ def main() -> None:
         fill(folder, options.items)
         for place, gigabytes in PLACES.items():
             command = [sys.executable, __file__, "--serve", folder]
-            waiting = {"OMP_WAIT_POLICY": "passive"}  # as `softtriple serve` does
-            server = subprocess.Popen(command, env={**os.environ, **waiting, "SOFTTRIPLE_SEARCH_GB": gigabytes})
+            server = subprocess.Popen(command, env={**os.environ, "SOFTTRIPLE_SEARCH_GB": gigabytes})
             try:
                 asyncio.run(ask(1, 1.0, options.items))  # waits for the server, and warms it up
                 for clients in map(int, options.clients.split(",")):
@@ -78,9 +77,11 @@ def fill(folder: str, count: int, sources: Sequence[str] = ("",)) -> None:
 def serve(place: str) -> None:
     from softtriple.gallery import Settings, create_app
     from softtriple.gallery.server import Server, listen
+    from softtriple.gallery.workers import one_core
     from softtriple.models import Encoder, EncoderConfig
     from softtriple.search import open_store, resident
 
+    one_core()  # as `softtriple serve` does
     encoder = Encoder(EncoderConfig(backbone="conv-small", dim=DIM), class_names=("a", "b")).eval()
     store = resident(open_store(place, fingerprint="benchmark"))
     with listen("127.0.0.1", PORT) as listening:

@@ -16,7 +16,7 @@ MODULES = {
     "parquet": ["pyarrow.parquet"],
     "store": ["lancedb"],
     "milvus": ["pymilvus"],
-    "serve": ["fastapi", "h11", "uvicorn"],
+    "serve": ["fastapi", "h11", "threadpoolctl", "uvicorn"],
     "onnx": ["onnx", "onnxruntime", "onnxscript"],
     "text": [OPERATORS, "sentence_transformers"],
     "timm": [OPERATORS, "timm", "torchvision"],

@@ -4,9 +4,10 @@ import asyncio
 import threading
 
 import pytest
+import torch
 from starlette.exceptions import HTTPException
 
-from softtriple.gallery.workers import Batches, Workers
+from softtriple.gallery.workers import Batches, Workers, one_core
 
 
 def test_work_returns_or_raises_in_the_event_loop() -> None:
@@ -85,3 +86,24 @@ def test_a_failure_is_that_of_every_question_of_its_batch() -> None:
         workers.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("all_cores", "cores"), [(False, 1), (True, 2)])
+def test_threads_compute_on_one_core_unless_told_otherwise(all_cores: bool, cores: int) -> None:
+    async def ask() -> int:
+        workers = Workers("test", threads=1, queue=0, seconds=30.0, all_cores=all_cores)
+        try:
+            return await workers.run(torch.get_num_threads)
+        finally:
+            workers.close()
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert asyncio.run(ask()) == cores
+        assert torch.get_num_threads() == 2  # of this thread
+        with one_core():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

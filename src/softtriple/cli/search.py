@@ -1,7 +1,6 @@
 """Verbs that search: index, search, serve."""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -125,9 +124,6 @@ def serve(
     """Serve a web gallery of RUN and its store: search, a map, which classes fail and why, and what is wrong."""
     if (compare is None) != (compare_store is None):
         raise BadParameter("--compare RUN2 and --compare-store URI2 go together", param_hint="--compare")
-    # Before torch is loaded: threads that wait for their next product must not occupy the cores of those that answer.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
     from softtriple.errors import UserError
     from softtriple.progress import Reporter
 

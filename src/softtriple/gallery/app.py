@@ -100,8 +100,8 @@ def create_app(
     changes = None if changes_log is None else Changes(store, changes_log)
     service = GalleryService(encoder, store, centers, settings, calibration, layout_file, changes, other, audits)
     seconds = settings.work_seconds
-    # The encoder already uses all cores, and an overview is computed only once: one thread each.
-    encoding = Workers("encoding", threads=1, queue=settings.max_encoding, seconds=seconds)
+    # The encoder uses all cores, and an overview is computed only once: one thread each.
+    encoding = Workers("encoding", threads=1, queue=settings.max_encoding, seconds=seconds, all_cores=True)
     analyzing = Workers("analyzing", threads=1, queue=settings.max_requests, seconds=seconds)
     reading = Workers("reading", threads=4, queue=settings.max_requests, seconds=seconds)
     # Two at once: while one reads a store that has changed, the other answers from memory.

@@ -18,7 +18,7 @@ from softtriple.gallery.audits import Audits, read_audit
 from softtriple.gallery.compare import Other
 from softtriple.gallery.layout import file_beside
 from softtriple.gallery.security import SECURITY_HEADERS, Settings, error_response, host_name, settings_for
-from softtriple.gallery.workers import RETRY_AFTER
+from softtriple.gallery.workers import RETRY_AFTER, one_core
 from softtriple.models import Encoder
 from softtriple.progress import Reporter
 from softtriple.search import Store, open_store, resident
@@ -57,7 +57,7 @@ def serve(
         token = secrets.token_urlsafe(12)
         reporter.note(f"token for this server: {token} (choose your own with SOFTTRIPLE_TOKEN)")
     settings = settings_for(host, token, allow_public=allow_public)
-    with listen(host, port) as listening:
+    with one_core(), listen(host, port) as listening:
         loaded = Run.load(run, trust=trust, reporter=reporter)
         encoder = loaded.encoder
         with ExitStack() as stores:

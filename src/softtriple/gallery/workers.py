@@ -6,9 +6,12 @@ Starlette's own thread pool queues without limit and cannot give up on work that
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
+import torch
 from starlette.exceptions import HTTPException
+from threadpoolctl import threadpool_limits
 
 Question = TypeVar("Question")
 Result = TypeVar("Result")
@@ -18,10 +21,15 @@ RETRY_AFTER = {"Retry-After": "2"}
 
 
 class Workers:
-    """A few threads; work is rejected at once (429) while the queue is full."""
+    """A few threads; work is rejected at once (429) while the queue is full.
 
-    def __init__(self, name: str, *, threads: int, queue: int, seconds: float) -> None:
-        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"gallery-{name}")
+    Each thread computes on one core, unless ``all_cores``.
+    """
+
+    def __init__(self, name: str, *, threads: int, queue: int, seconds: float, all_cores: bool = False) -> None:
+        self._executor = ThreadPoolExecutor(
+            threads, thread_name_prefix=f"gallery-{name}", initializer=None if all_cores else one_core
+        )
         self._limit, self._seconds = threads + queue, seconds
         self._pending = 0  # changed in the event loop only
 
@@ -54,6 +62,18 @@ class Workers:
 
     def _finish(self) -> None:
         self._pending -= 1
+
+
+def one_core() -> AbstractContextManager[Any]:
+    """Let this thread compute on one core, from now on or, as a context, for a while.
+
+    A thread that computes on all cores gets a team of threads. Once there are more of them than cores, OpenMP no longer
+    lets them spin between two layers of a network: they sleep and have to be woken at each. So only the thread that
+    encodes has a team.
+    """
+    torch.get_num_threads()  # sets this thread up, which would undo the limit if it came later
+    limit: AbstractContextManager[Any] = threadpool_limits(1, user_api="openmp")
+    return limit
 
 
 class Batches(Generic[Question, Result]):
