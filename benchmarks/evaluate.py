@@ -76,7 +76,7 @@ def run(variant: str, size: str) -> dict[str, Any]:
     from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
     from softtriple.metrics.evaluate import Embeddings, evaluate
-    from softtriple.search.ranks import first_hit_ranks
+    from softtriple.search.knn import first_hit_ranks
 
     def product(vectors: Any, labels: Any) -> dict[str, float]:
         out = torch.empty(2048, 2048)

@@ -115,13 +115,13 @@ def test_a_large_class_does_not_deepen_the_search_of_others(monkeypatch, budget)
     labels = torch.from_numpy(np.concatenate([np.zeros(300, int), 1 + random.integers(40, size=200)]))
     labels = labels[torch.from_numpy(random.permutation(500))]
     vectors = torch.from_numpy(random.normal(size=(41, 8))[labels] + random.normal(size=(500, 8))).float()
-    candidates, search = [], EVALUATION.hit_rows
+    candidates, search = [], EVALUATION.ranked_rows
 
-    def count(queries, labels, gallery, gallery_labels, k, **options):
+    def count(queries, gallery, k, **options):
         candidates.append(len(queries) * k)
-        return search(queries, labels, gallery, gallery_labels, k, **options)
+        return search(queries, gallery, k, **options)
 
-    monkeypatch.setattr(EVALUATION, "hit_rows", count)
+    monkeypatch.setattr(EVALUATION, "ranked_rows", count)
     data = Embeddings(vectors, labels)
     report = evaluate(data, kmeans_restarts=0, bootstrap=0, memory_budget=budget)
     assert retrieval(report) == pytest.approx(by_the_book(data, None, (1, 2, 4, 8)), abs=1e-12)

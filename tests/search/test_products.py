@@ -8,7 +8,6 @@ from tests.search.test_knn import by_the_book, crowded, unit
 from softtriple.search import products
 from softtriple.search.knn import nearest
 from softtriple.search.products import (
-    Search,
     candidates,
     coarse_bound,
     coarse_is_faster,
@@ -60,15 +59,12 @@ def test_candidates_from_parts_of_long_rows(count, distinct, monkeypatch):
 
 @pytest.mark.parametrize("among", [True, False])
 @pytest.mark.parametrize("width", [1, 5, 60])
-@pytest.mark.parametrize("engine", ["rows", "kept rows", "tiles"])
-def test_candidates_are_the_largest_products_in_descending_order(engine, width, among, monkeypatch):
-    if engine == "kept rows":
-        monkeypatch.setattr(products, "WIDE", 0)
-    if engine == "tiles":
-        monkeypatch.setattr(products, "_row_candidates", products._tiled_candidates)
+@pytest.mark.parametrize("columns", [8192, 100])
+def test_candidates_are_the_largest_products_in_descending_order(columns, width, among, monkeypatch):
+    monkeypatch.setattr(products, "COLUMNS", columns)
     items = unit(700, 12)
     queries, own = (items, torch.arange(700)) if among else (items[:30], None)
-    values, rows = candidates(Search(queries, items, width, own, 1 << 26))
+    values, rows = candidates(queries, items, width, own, 1 << 26)
     expected = queries @ items.T
     if among:
         expected.fill_diagonal_(-torch.inf)

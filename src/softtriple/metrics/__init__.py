@@ -22,4 +22,4 @@ from softtriple.metrics.retrieval import map_at_r as map_at_r
 from softtriple.metrics.retrieval import precision_at_1 as precision_at_1
 from softtriple.metrics.retrieval import r_precision as r_precision
 from softtriple.metrics.retrieval import recall_at_k as recall_at_k
-from softtriple.search.ranks import first_hit_ranks as first_hit_ranks
+from softtriple.search.knn import first_hit_ranks as first_hit_ranks

@@ -22,8 +22,7 @@ from softtriple.metrics.clustering import MANY, Agreement, Clustering, cluster_m
 from softtriple.metrics.intervals import class_intervals
 from softtriple.metrics.report import ClassResult, KMeansRuns, Report
 from softtriple.metrics.retrieval import precision_per_query
-from softtriple.search.knn import as_rows, query_blocks
-from softtriple.search.ranks import first_hit_ranks, hit_rows
+from softtriple.search.knn import as_rows, first_hit_ranks, query_blocks, ranked_rows
 
 # Iterations of every run of k-means with few classes, of which only the best is continued.
 _HEAT = 6
@@ -248,8 +247,7 @@ def _rank(
         depth = max(1, int(positives[asked].amax()))
         vectors = queries if len(asked) == len(queries) else queries[asked]
         own = asked if among else None
-        found = hit_rows(vectors, labels[asked], items, item_labels, depth, own=own, memory_budget=memory_budget)
-        neighbor_labels = item_labels[found]
+        neighbor_labels = item_labels[ranked_rows(vectors, items, depth, own=own, memory_budget=memory_budget)]
         precision = precision_per_query(neighbor_labels, labels[asked], positives[asked])
         r_precision[part], average_precision[part] = precision
         hits = neighbor_labels == labels[asked][:, None]

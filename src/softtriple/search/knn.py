@@ -1,22 +1,32 @@
-"""Exact nearest neighbours by cosine similarity, in bounded memory; `softtriple.search.ranks` builds on it.
+"""Exact nearest neighbours and ranks by cosine similarity, in bounded memory.
 
 **Similarity.** The similarity of two rows is the inner product of their float32 vectors, summed in float64 in one fixed
 order (`exact_pairs`). Copies of a vector therefore tie exactly, similarity is symmetric to the last bit, and no result
 depends on tile sizes, threads or the BLAS. Neighbours are ordered by similarity, equal ones by row.
 
-**Speed.** Float32 matrix products have none of these properties, but they are fast and their error is bounded. They
-decide every comparison whose margin exceeds the bound; `exact_pairs` decides the others.
+**Speed.** Matrix products (`softtriple.search.products`) have none of these properties, but they are fast and their
+error is bounded. They decide every comparison whose margin exceeds the bound; `exact_pairs` decides the others.
 
 **The bound.** Let u = 2**-24, let x and y be float32 vectors of d numbers, and let s be their inner product.
 A float32 product p, summed in any order, satisfies |p - s| <= d u / (1 - d u) * sum_i |x_i y_i| (Higham, *Accuracy and
 Stability of Numerical Algorithms*, section 3.1), and sum_i |x_i y_i| <= |x| |y| by Cauchy-Schwarz. With d + 8 in place
-of d the bound also covers the denominator and the float64 rounding of `exact_pairs`: it is `error_bound`.
+of d the bound also covers the denominator and the float64 rounding of `exact_pairs`: it is `error_bound`, b below.
 
-**Why the k nearest are exact.** One pass over the products keeps a few more than k candidates per query and sorts them
-by exact similarity. The product of any other row is at most that of the last candidate. If that is less than the
-k-th exact similarity minus the bound, the exact similarity of every other row is below the k-th, and the query is
-settled. For the few queries that are not, every row whose product reaches that limit is scored exactly: all others
-are below the k-th by the same argument.
+**Why neighbours are exact** (`ranked_rows`). Two rows whose products differ by more than 2 b are in the order of their
+products. If two candidates of a query are within 2 b, then so are any two neighbours between them in the order of
+products; all of these get their exact similarity as sort key, every other candidate its product. A key is within b of
+its product, so candidates more than 2 b apart keep their order, and the others are compared exactly.
+
+No other row belongs among the first k if the product of the last candidate is less than t - 2 b, where t is the k-th
+key: the similarity of the first k is at least t - b and that of a row outside at most its product + b. Where this is
+not so, every row whose product reaches t - 2 b becomes a candidate, which is enough for the same reason.
+
+**Why ranks are exact** (`first_hit_ranks`). The rank of a query's first hit, a row of its own class, is one plus the
+number of rows before its best positive, whose similarity t is known. A product above t + b proves that a row is before
+it and one below t - b that it is not; the rows between are scored exactly. The limits are rounded to float32, the type
+of the products. Rounding to nearest is monotonic, so no product changes sides. Where the processor multiplies 8-bit
+integers faster, the products are first those of 8-bit codes, with their own bound (`coarse_bound`) added to b; where
+these leave much open, products in float32 follow.
 """
 
 import math
@@ -24,17 +34,24 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
 from softtriple.errors import UserError
-from softtriple.search.products import Search, candidates, full_float32, slices
+from softtriple.search import products
+from softtriple.search.products import full_float32, slices
 
-# Candidates beyond k: float32 rarely misplaces a row by more than one or two places.
-SPARE = 3
+# Candidates beyond k: a few, and a share of k, since the denser they are, the more of them the bound leaves open.
+SPARE, SPARE_SHARE = 3, 32
+# With more candidates than this float32 leaves most of them open.
+DEEP = 2048
 # Memory per candidate while it is scored and sorted, approximately.
 CANDIDATE_BYTES = 100
+# Dimensions and products from which those of 8-bit codes are worth their preparation. How many that they leave open, of
+# a query in a tile, take as long to score exactly as the row of the tile takes to multiply in float32.
+WIDE, LARGE, OPEN = 256, 10_000_000, 12
 # The most by which rounded unit vectors exceed a cosine of 1, with a margin for float16.
 _ROUNDING = 1e-3
 
@@ -55,12 +72,7 @@ class NeighborArrays(NamedTuple):
 
 @overload
 def nearest(
-    queries: NDArray[Any],
-    gallery: NDArray[Any],
-    k: int,
-    *,
-    exclude_self: bool = False,
-    memory_budget: int = 1 << 30,
+    queries: NDArray[Any], gallery: NDArray[Any], k: int, *, exclude_self: bool = False, memory_budget: int = 1 << 30
 ) -> NeighborArrays: ...
 @overload
 def nearest(
@@ -131,11 +143,16 @@ def query_blocks(count: int, k: int, memory_budget: int) -> list[slice]:
     """Runs of ``count`` queries whose candidates fit into half of ``memory_budget``; at least one, which may be empty.
 
     Example:
-        >>> query_blocks(5, k=97, memory_budget=60_000)
+        >>> query_blocks(5, k=97, memory_budget=62_000)
         [slice(0, 3, None), slice(3, 5, None)]
     """
-    size = max(1, memory_budget // (2 * CANDIDATE_BYTES * (k + SPARE)))
+    size = max(1, memory_budget // (2 * CANDIDATE_BYTES * _width(k)))
     return [slice(start, min(start + size, count)) for start in range(0, max(1, count), size)]
+
+
+def _width(k: int) -> int:
+    """How many candidates are collected for ``k`` neighbours."""
+    return k + SPARE + k // SPARE_SHARE
 
 
 def top_rows(
@@ -147,32 +164,92 @@ def top_rows(
     memory_budget: int,
     longest: float | None = None,
 ) -> Neighbors:
-    """The ``k`` best gallery rows of each query, or all if there are fewer, with float64 scores.
+    """`ranked_rows` and their exact scores, in float64."""
+    rows = ranked_rows(queries, gallery, k, own=own, memory_budget=memory_budget, longest=longest)
+    asked = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1])
+    scores = exact_pairs(queries, gallery, asked, rows.flatten(), memory_budget)
+    return Neighbors(rows, scores.view(rows.shape))
+
+
+def ranked_rows(
+    queries: Float[Tensor, "queries dim"],
+    gallery: Float[Tensor, "gallery dim"],
+    k: int,
+    *,
+    own: Int[Tensor, " queries"] | None = None,
+    memory_budget: int,
+    longest: float | None = None,
+) -> Int[Tensor, "queries k"]:
+    """The ``k`` best gallery rows of each query, best first, or all if there are fewer.
 
     ``own[i]`` is the gallery row that is query i itself, which is left out; the rows ascend. ``longest`` is the length
     of the longest gallery row, if known: finding it takes as long as searching for one query.
     """
     bound = error_bound(queries, gallery, longest)
     available = len(gallery) - (own is not None)
-    width, k = min(k + SPARE, available), min(k, available)
+    width, k = min(_width(k), available), min(k, available)
     if not k or not len(queries):
-        empty = queries.new_empty(len(queries), k)
-        return Neighbors(empty.long(), empty.double())
-    values, rows = candidates(Search(queries, gallery, width, own, memory_budget))
-    owners = torch.arange(len(rows), device=rows.device).repeat_interleave(width)
-    scores = exact_pairs(queries, gallery, owners, rows.flatten(), memory_budget).view(rows.shape)
-    rows, scores = (column[:, :k] for column in sorted_by_score(rows, scores))
-    limit = scores[:, -1] - bound
+        return torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+    deep = width > DEEP
+    if deep:
+        # So many candidates are so close that float32 would leave most of them open. The error of a product in float64,
+        # and of an exact score, which counts here, is 2**-29 of the bound each.
+        bound *= 2.0**-28
+    values, rows = products.candidates(queries.double() if deep else queries, gallery, width, own, memory_budget)
+    asked = torch.arange(len(queries), device=queries.device)
+    rows, keys = _in_exact_order(queries, gallery, asked, values, rows, bound, memory_budget)
+    limit = keys[:, k - 1] - 2 * bound
     unsettled = values[:, -1] >= limit if width < available else torch.zeros_like(limit, dtype=torch.bool)
-    for query in unsettled.nonzero()[:, 0].tolist():
-        with full_float32():
-            products = gallery @ queries[query]
+    rows = rows[:, :k]
+    for query in unsettled.nonzero().tolist():
+        if deep:
+            all_rows = torch.arange(len(gallery), device=rows.device)
+            every = exact_pairs(queries, gallery, torch.full_like(all_rows, query[0]), all_rows, memory_budget)
+        else:
+            with full_float32():
+                every = gallery @ queries[query[0]]
         if own is not None:
-            products[own[query]] = -torch.inf
-        perhaps = (products >= limit[query]).nonzero()[:, 0]
-        exact = exact_pairs(queries, gallery, torch.full_like(perhaps, query), perhaps, memory_budget)
-        rows[query], scores[query] = (column[:k] for column in sorted_by_score(perhaps, exact))
-    return Neighbors(rows, scores)
+            every[own[query]] = -torch.inf
+        perhaps = (every >= limit[query]).nonzero()[:, 0]
+        sorted_values, order = every[perhaps].sort(descending=True)
+        more, _ = _in_exact_order(
+            queries, gallery, asked[query], sorted_values[None], perhaps[order][None], bound, memory_budget
+        )
+        rows[query] = more[:, :k]
+    return rows
+
+
+def _in_exact_order(
+    queries: Float[Tensor, "queries dim"],
+    gallery: Float[Tensor, "gallery dim"],
+    asked: Int[Tensor, " asked"],
+    values: Float[Tensor, "asked width"],
+    rows: Int[Tensor, "asked width"],
+    bound: float,
+    memory_budget: int,
+) -> tuple[Int[Tensor, "asked width"], Float[Tensor, "asked width"]]:
+    """``rows``, given in the order of their products ``values``, in the order of similarity, and the sort keys."""
+    keys = values.double()
+    close = values[:, :-1] - values[:, 1:] <= 2 * bound  # differences are rounded as well, and rounding keeps order
+    row, col = (F.pad(close, (1, 0)) | F.pad(close, (0, 1))).nonzero(as_tuple=True)
+    if len(row):
+        keys[row, col] = exact_pairs(queries, gallery, asked[row], rows[row, col], memory_budget)
+        changed = torch.unique_consecutive(row)
+        rows[changed], keys[changed] = sorted_by_score(rows[changed], keys[changed])
+    return rows, keys
+
+
+def sorted_by_score(
+    rows: Int[Tensor, "... rows"], scores: Float[Tensor, "... rows"]
+) -> tuple[Int[Tensor, "... rows"], Float[Tensor, "... rows"]]:
+    """Best score first; sorting by row before the stable sort by score leaves equal scores in the order of rows."""
+    rows, by_row = rows.sort(dim=-1)
+    scores = scores.gather(-1, by_row)
+    if scores.device.type == "cpu":  # NumPy is faster than torch
+        by_score = torch.from_numpy(np.argsort(-scores.numpy(), axis=-1, kind="stable"))
+    else:
+        by_score = scores.argsort(dim=-1, descending=True, stable=True)
+    return rows.gather(-1, by_score), scores.gather(-1, by_score)
 
 
 def exact_pairs(
@@ -211,19 +288,96 @@ def longest_row(vectors: Float[Tensor, "rows dim"]) -> float:
     return 1.01 * largest  # the norm has an error of its own
 
 
-def sorted_by_score(
-    rows: Int[Tensor, "... rows"], scores: Float[Tensor, "... rows"]
-) -> tuple[Int[Tensor, "... rows"], Float[Tensor, "... rows"]]:
-    """Best score first; sorting by row before the stable sort by score leaves equal scores in the order of rows."""
-    rows, by_row = rows.sort(dim=-1)
-    scores = scores.gather(-1, by_row)
-    by_score = descending(scores)
-    return rows.gather(-1, by_score), scores.gather(-1, by_score)
+def first_hit_ranks(
+    embeddings: Float[Tensor, "queries dim"],
+    labels: Int[Tensor, " queries"],
+    *,
+    gallery: Float[Tensor, "gallery dim"] | None = None,
+    gallery_labels: Int[Tensor, " gallery"] | None = None,
+    own: Int[Tensor, " queries"] | None = None,
+    memory_budget: int = 1 << 30,
+) -> Int[Tensor, " queries"]:
+    """Rank, from 1, of the first neighbour of each query that has the query's class; 0 where there is none.
+
+    The rank is counted and not read off a neighbour list, so it may be any size. Without a gallery every item is
+    searched among all the others. ``own[i]`` is the gallery row that is query i itself, which is left out. Vectors are
+    float32 and of unit length.
+
+    Example:
+        Three items on a circle, at 0, 10 and 30 degrees; the first and the last are one class.
+
+        >>> angle = torch.tensor([0.0, 10.0, 30.0]).deg2rad()
+        >>> items = torch.stack([angle.cos(), angle.sin()], dim=1)
+        >>> first_hit_ranks(items, torch.tensor([7, 8, 7]))
+        tensor([2, 0, 2])
+    """
+    if (gallery is None) != (gallery_labels is None):
+        raise UserError("gallery and gallery_labels: pass both or neither")
+    if gallery is None or gallery_labels is None:
+        gallery, gallery_labels = embeddings, labels
+        own = torch.arange(len(labels), device=labels.device)
+    bound = error_bound(embeddings, gallery)
+    best, best_row = _best_positives(embeddings, labels, gallery, gallery_labels, own, memory_budget)
+    margin, coarse = torch.full_like(best, bound), None
+    large = embeddings.shape[1] >= WIDE and len(embeddings) * len(gallery) >= LARGE
+    if large and embeddings.device.type == "cpu" and products.coarse_is_faster():
+        codes = products.encode(gallery)
+        coarse = (codes if embeddings is gallery else products.encode(embeddings), codes)
+        margin += products.coarse_bound(*coarse)
+    before = torch.zeros_like(best_row)
+    for rows, cols, values in products.tiles(embeddings, gallery, memory_budget, own=own, coarse=coarse):
+        # No positive comes before the best one, so labels are not needed here. In most tiles few queries have anything
+        # that could; a row's maximum tells.
+        hot = (values.amax(dim=1) >= (best[rows] - margin[rows]).float()).nonzero()[:, 0]
+        values, asked = products.take_rows(values, hot), hot + rows.start
+        above, pairs = _compared(values, best[asked], margin[asked])
+        if coarse is not None and len(pairs) > OPEN * len(hot):  # too many for exact scores
+            with full_float32():
+                values = embeddings[asked] @ gallery[cols].T
+            products.leave_out(values, own, asked, cols)
+            above, pairs = _compared(values, best[asked], torch.full_like(best[asked], bound))
+        before[asked] += above
+        asked, found = asked[pairs[:, 0]], pairs[:, 1] + cols.start
+        scores = exact_pairs(embeddings, gallery, asked, found, memory_budget)
+        tied = (scores == best[asked]) & (found < best_row[asked])
+        before.index_add_(0, asked, ((scores > best[asked]) | tied).long())
+    return torch.where(best < torch.inf, before + 1, 0)
 
 
-def descending(scores: Float[Tensor, "... rows"]) -> Int[Tensor, "... rows"]:
-    """The stable order of ``scores``, largest first."""
-    if scores.device.type != "cpu":
-        return scores.argsort(dim=-1, descending=True, stable=True)
-    # Faster than torch, most of all for scores that are almost in order.
-    return torch.from_numpy(np.argsort(-scores.numpy(), axis=-1, kind="stable"))
+def _compared(
+    values: Float[Tensor, "asked cols"], best: Float[Tensor, " asked"], margin: Float[Tensor, " asked"]
+) -> tuple[Int[Tensor, " asked"], Int[Tensor, "pairs 2"]]:
+    """How many of the products ``values`` are surely above ``best``, and the places of those that may be or not."""
+    above = values > (best + margin).float()[:, None]
+    perhaps = values >= (best - margin).float()[:, None]
+    return above.sum(dim=1), (perhaps ^ above).nonzero()
+
+
+def _best_positives(
+    queries: Float[Tensor, "queries dim"],
+    labels: Int[Tensor, " queries"],
+    gallery: Float[Tensor, "gallery dim"],
+    gallery_labels: Int[Tensor, " gallery"],
+    own: Int[Tensor, " queries"] | None,
+    memory_budget: int,
+) -> tuple[Float[Tensor, " queries"], Int[Tensor, " queries"]]:
+    """Exact similarity of each query to its first positive, and the row of that; infinity where it has none."""
+    by_class, order = gallery_labels.sort(stable=True)
+    first, last = (torch.searchsorted(by_class, labels, right=right) for right in (False, True))
+    counts = last - first
+    best = torch.full(labels.shape, torch.inf, dtype=torch.float64, device=labels.device)
+    best_row = torch.full_like(labels, len(gallery), dtype=torch.int64)
+    for part in query_blocks(len(labels), int(counts.amax()) if len(counts) else 0, memory_budget):
+        # Query i of the block is paired with each of its counts[i] positives, which are adjacent in the order of class.
+        count = counts[part]
+        asked = torch.arange(len(count), device=labels.device).repeat_interleave(count)
+        place = torch.arange(len(asked), device=labels.device) - (count.cumsum(0) - count)[asked]
+        rows = order[first[part][asked] + place]
+        if own is not None:
+            other = rows != own[part][asked]
+            asked, rows = asked[other], rows[other]
+        scores = exact_pairs(queries[part], gallery, asked, rows, memory_budget)
+        best[part].scatter_reduce_(0, asked, scores, "amax", include_self=False)
+        tied = scores == best[part][asked]
+        best_row[part].scatter_reduce_(0, asked[tied], rows[tied], "amin")
+    return best, best_row

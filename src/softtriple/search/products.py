@@ -1,7 +1,6 @@
-"""Products of queries and gallery rows in float32, in bounded memory, and the largest of each query.
+"""Products of queries and gallery rows, in bounded memory, and the largest of each query.
 
-Nothing here is exact: `softtriple.search.knn` and `softtriple.search.ranks` decide what the error of products leaves
-open.
+Nothing here is exact: `softtriple.search.knn` decides what the error of products leaves open.
 """
 
 import time
@@ -26,45 +25,27 @@ GROUPS = (128, 64, 32, 16, 8, 4)
 # Bytes of products that stay in cache while the largest are selected, and how many there are of one query.
 CACHE = 1 << 22
 COLUMNS = 8192
-# Dimensions from which half of the products, kept in memory, take less time than all of them.
-WIDE = 256
 # Large enough for a product at full speed, small enough that a tile stays in cache for its readers.
 TILE = 1024
 # Memory per tile entry in the worst case: a reader copies it, compares it twice and lists every pair.
 ENTRY_BYTES = 96
 
 
-class Search(NamedTuple):
-    """What `candidates` looks for: the best ``width`` rows of each query, which is not its own neighbour."""
+def candidates(
+    queries: Float[Tensor, "queries dim"],
+    gallery: Float[Tensor, "gallery dim"],
+    width: int,
+    own: Int[Tensor, " queries"] | None,
+    memory_budget: int,
+) -> Candidates:
+    """The ``width`` rows with the best products of each query, which is not its own candidate.
 
-    queries: Float[Tensor, "queries dim"]
-    gallery: Float[Tensor, "gallery dim"]
-    width: int
-    own: Int[Tensor, " queries"] | None
-    memory_budget: int
-
-
-def candidates(search: Search) -> Candidates:
-    """The rows with the best products."""
-    queries, gallery, width, own, memory_budget = search
-    float32 = queries.dtype == gallery.dtype  # `softtriple.search.ranks` may ask for products in float64
-    if len(queries) < SEVERAL and queries.device.type == "cpu" and own is None and float32:
-        asked, items = (vectors.contiguous().numpy() for vectors in (queries, gallery))
-        values, rows = map(torch.from_numpy, faiss.knn(asked, items, width, metric=faiss.METRIC_INNER_PRODUCT))
-        return values, rows
-    # Among themselves half of the products will do. Selecting from tiles is slower than from long rows of products,
-    # unless candidates are few; keeping all products takes memory.
-    among = own is not None and len(queries) == len(gallery) and float32
-    if among and queries.shape[1] >= WIDE and 4 * len(gallery) ** 2 <= memory_budget // 4:
-        return _kept_candidates(search)
-    if among and 16 * width <= queries.shape[1]:
-        return _tiled_candidates(search)
-    return _row_candidates(search)
-
-
-def _row_candidates(search: Search) -> Candidates:
-    """`candidates` from rows of products, as many at a time as stay in cache."""
-    queries, gallery, width, own, memory_budget = search
+    The products have the type of the queries: float32, or float64.
+    """
+    if len(queries) < SEVERAL and queries.device.type == "cpu" and own is None and queries.dtype == gallery.dtype:
+        one, other = (vectors.contiguous().numpy() for vectors in (queries, gallery))
+        best_values, best_rows = faiss.knn(one, other, width, metric=faiss.METRIC_INNER_PRODUCT)
+        return torch.from_numpy(best_values), torch.from_numpy(best_rows)
     span = _aligned(min(len(gallery), max(COLUMNS, 32 * width)))
     step = max(1, min(memory_budget // 16, CACHE) // (4 * span))
     buffer = queries.new_empty(min(step, len(queries)) * span)
@@ -78,9 +59,7 @@ def _row_candidates(search: Search) -> Candidates:
             with full_float32():
                 items = gallery[cols].to(queries.dtype)
                 torch.mm(queries[part], items.T, out=products[:, : len(items)])
-            if own is not None:
-                here = ((own[part] >= cols.start) & (own[part] < cols.stop)).nonzero()[:, 0]
-                products[here, own[part][here] - cols.start] = -torch.inf
+            leave_out(products, own, part, cols)
             found, places = _largest(products, min(width, shape[1]))
             best.append((found, places + cols.start))
         if len(best) == 1:
@@ -92,17 +71,17 @@ def _row_candidates(search: Search) -> Candidates:
     return values, rows
 
 
-def _kept_candidates(search: Search) -> Candidates:
-    """`candidates` of all rows among themselves, from all of their products."""
-    queries, gallery, width, own, memory_budget = search
-    products = queries.new_empty(len(queries), _aligned(len(gallery)))
-    products[:, len(gallery) :] = -torch.inf
-    for rows, cols, tile in tiles(queries, gallery, memory_budget // 2, own=own):
-        products[rows, cols] = tile
-    parts = slices(0, len(queries), max(1, CACHE // (4 * products.shape[1])))
-    best = [_largest(products[part], width) for part in parts]
-    values, places = (torch.cat(column) for column in zip(*best, strict=True))
-    return values, places
+def leave_out(
+    products: Float[Tensor, "some cols"],
+    own: Int[Tensor, " queries"] | None,
+    asked: slice | Int[Tensor, " some"],
+    cols: slice,
+) -> None:
+    """Set the product of each of the queries ``asked`` with ``own``, its row among ``cols``, to -inf."""
+    if own is not None:
+        mine = own[asked]
+        here = ((mine >= cols.start) & (mine < cols.stop)).nonzero()[:, 0]
+        products[here, mine[here] - cols.start] = -torch.inf
 
 
 def _aligned(count: int) -> int:
@@ -133,27 +112,6 @@ def _largest(products: Float[Tensor, "queries padded"], width: int) -> Candidate
     return torch.from_numpy(-values), torch.from_numpy(places)
 
 
-def _tiled_candidates(search: Search) -> Candidates:
-    """`candidates` from tiles."""
-    queries, gallery, width, own, memory_budget = search
-    best = queries.new_full((len(queries), width), -torch.inf)
-    best_rows = torch.zeros(len(queries), width, dtype=torch.int64, device=queries.device)
-    for part, cols, products in tiles(queries, gallery, memory_budget // 2, own=own):
-        values, rows = best[part], best_rows[part]
-        worst = values[:, -1:]
-        # Reading a row's maximum is far cheaper than selecting from it, and most rows have nothing new to offer.
-        hot = (products.amax(dim=1, keepdim=True) > worst).nonzero()[:, 0]
-        if not len(hot):
-            continue
-        offered = take_rows(products, hot).contiguous()
-        better = int((offered > worst[hot]).sum(dim=1).amax())  # selecting fewer is several times as fast
-        found = offered.topk(min(width, better), dim=1)
-        merged_rows = torch.cat([rows[hot], found.indices + cols.start], dim=1)
-        values[hot], kept = torch.cat([values[hot], found.values], dim=1).topk(width, dim=1)
-        rows[hot] = merged_rows.gather(1, kept)
-    return best, best_rows
-
-
 def tiles(
     queries: Float[Tensor, "queries dim"],
     gallery: Float[Tensor, "gallery dim"],
@@ -181,9 +139,7 @@ def tiles(
             else:
                 with full_float32():  # not around a yield: the reader of the tile has its own settings
                     torch.mm(queries[rows], gallery[cols].T, out=values)
-            if own is not None:
-                here = ((own[rows] >= cols.start) & (own[rows] < cols.stop)).nonzero()[:, 0]
-                values[here, own[rows][here] - cols.start] = -torch.inf
+            leave_out(values, own, rows, cols)
             yield rows, cols, values
             if among and rows != cols:
                 yield cols, rows, values.T
