@@ -196,44 +196,41 @@ def ranked_rows(
         # and of an exact score, which counts here, is 2**-29 of the bound each.
         bound *= 2.0**-28
     values, rows = products.candidates(queries.double() if deep else queries, gallery, width, own, memory_budget)
-    asked = torch.arange(len(queries), device=queries.device)
-    rows, keys = _in_exact_order(queries, gallery, asked, values, rows, bound, memory_budget)
+    rows, keys = _in_exact_order(queries, gallery, values, rows, bound, memory_budget)
     limit = keys[:, k - 1] - 2 * bound
-    unsettled = values[:, -1] >= limit if width < available else torch.zeros_like(limit, dtype=torch.bool)
+    unsettled = (values[:, -1] >= limit).nonzero()[:, 0].tolist() if width < available else []
     rows = rows[:, :k]
-    for query in unsettled.nonzero().tolist():
+    for query in unsettled:
+        one = queries[query : query + 1]
         if deep:
-            all_rows = torch.arange(len(gallery), device=rows.device)
-            every = exact_pairs(queries, gallery, torch.full_like(all_rows, query[0]), all_rows, memory_budget)
+            every_row = torch.arange(len(gallery), device=rows.device)
+            every = exact_pairs(one, gallery, torch.zeros_like(every_row), every_row, memory_budget)
         else:
             with full_float32():
-                every = gallery @ queries[query[0]]
+                every = gallery @ one[0]
         if own is not None:
             every[own[query]] = -torch.inf
         perhaps = (every >= limit[query]).nonzero()[:, 0]
-        sorted_values, order = every[perhaps].sort(descending=True)
-        more, _ = _in_exact_order(
-            queries, gallery, asked[query], sorted_values[None], perhaps[order][None], bound, memory_budget
-        )
-        rows[query] = more[:, :k]
+        ordered, order = every[perhaps].sort(descending=True)
+        more, _ = _in_exact_order(one, gallery, ordered[None], perhaps[order][None], bound, memory_budget)
+        rows[query] = more[0, :k]
     return rows
 
 
 def _in_exact_order(
     queries: Float[Tensor, "queries dim"],
     gallery: Float[Tensor, "gallery dim"],
-    asked: Int[Tensor, " asked"],
-    values: Float[Tensor, "asked width"],
-    rows: Int[Tensor, "asked width"],
+    values: Float[Tensor, "queries width"],
+    rows: Int[Tensor, "queries width"],
     bound: float,
     memory_budget: int,
-) -> tuple[Int[Tensor, "asked width"], Float[Tensor, "asked width"]]:
+) -> tuple[Int[Tensor, "queries width"], Float[Tensor, "queries width"]]:
     """``rows``, given in the order of their products ``values``, in the order of similarity, and the sort keys."""
     keys = values.double()
     close = values[:, :-1] - values[:, 1:] <= 2 * bound  # differences are rounded as well, and rounding keeps order
-    row, col = (F.pad(close, (1, 0)) | F.pad(close, (0, 1))).nonzero(as_tuple=True)
-    if len(row):
-        keys[row, col] = exact_pairs(queries, gallery, asked[row], rows[row, col], memory_budget)
+    if close.any():
+        row, col = (F.pad(close, (1, 0)) | F.pad(close, (0, 1))).nonzero(as_tuple=True)
+        keys[row, col] = exact_pairs(queries, gallery, row, rows[row, col], memory_budget)
         changed = torch.unique_consecutive(row)
         rows[changed], keys[changed] = sorted_by_score(rows[changed], keys[changed])
     return rows, keys
