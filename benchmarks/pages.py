@@ -181,7 +181,7 @@ COMPLETE: dict[str, Callable[[dict[str, Any]], bool]] = {
 
 
 async def measure(process: int, requests: Requests, items: int, asks: int) -> list[dict[str, Any]]:
-    reader, writer = await connect()
+    reader, writer = await asyncio.open_connection(sock=connect())
     photos = map(photo, itertools.count(PHOTOS))  # others than those in the store
 
     async def ask(path: str) -> tuple[float, bytes]:

@@ -7,14 +7,16 @@ stay open. Writes results/serving.json and results/serving.md.
 """
 
 import argparse
-import asyncio
 import os
 import random
+import selectors
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from measuring import machine, save, table
 DIM = 64
 K = 24  # what the page asks for
 PORT = 8765
+LENGTH = b"content-length: "
 # Gigabytes that vectors in memory may take.
 PLACES = {"memory": "2", "LanceDB": "0"}
 
@@ -44,10 +47,10 @@ def main() -> None:
             command = [sys.executable, __file__, "--serve", folder]
             server = subprocess.Popen(command, env={**os.environ, "SOFTTRIPLE_SEARCH_GB": gigabytes})
             try:
-                asyncio.run(ask(1, 1.0, options.items))  # waits for the server, and warms it up
+                ask(1, 1.0, options.items)  # waits for the server, and warms it up
                 for clients in map(int, options.clients.split(",")):
                     before = processor_seconds(server.pid)
-                    taken = asyncio.run(ask(clients, options.seconds, options.items))
+                    taken = ask(clients, options.seconds, options.items)
                     used = processor_seconds(server.pid) - before
                     row = summary(taken, options.seconds)
                     rows.append({"place": place, "clients": clients, **row, "cpu_ms": used / len(taken) * 1e3})
@@ -88,35 +91,58 @@ def serve(place: str) -> None:
         Server(create_app(encoder, store, None), Settings()).run(sockets=[listening])
 
 
-async def ask(clients: int, seconds: float, items: int) -> list[float]:
+def ask(clients: int, seconds: float, items: int) -> list[float]:
     """The seconds that each answer took."""
     taken: list[float] = []
-
-    async def client(number: int) -> None:
-        draw = random.Random(number)
-        reader, writer = await connect()
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for number in range(clients):
+            client = Client(stack.enter_context(connect()), random.Random(number), items)
+            selector.register(client.connection, selectors.EVENT_READ, client)
+            client.send()
         end = time.perf_counter() + seconds
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            path = f"/api/search/item?id={draw.randrange(items):07}&k={K}"
-            writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
-            await reader.readexactly(int(length.split(b":")[1]))
-            taken.append(time.perf_counter() - start)
-        writer.close()
-
-    await asyncio.gather(*map(client, range(clients)))
+        while selector.get_map():
+            for key, _ in selector.select():
+                client = key.data
+                if client.receive():
+                    now = time.perf_counter()
+                    taken.append(now - client.sent)
+                    if now < end:
+                        client.send()
+                    else:
+                        selector.unregister(client.connection)
     return taken
 
 
-async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+class Client:
+    """A connection with one request at a time."""
+
+    def __init__(self, connection: socket.socket, draw: random.Random, items: int) -> None:
+        self.connection, self.sent = connection, 0.0
+        self._draw, self._items, self._received = draw, items, b""
+
+    def send(self) -> None:
+        """Ask for the neighbours of a random item."""
+        self._received, self.sent = b"", time.perf_counter()
+        path = f"/api/search/item?id={self._draw.randrange(self._items):07}&k={K}"
+        self.connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+
+    def receive(self) -> bool:
+        """Read what has arrived; whether the answer is complete."""
+        part = self.connection.recv(1 << 16)
+        assert part, "the server has closed the connection"
+        self._received += part
+        head, end, body = self._received.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        length = int(head[head.index(LENGTH) + len(LENGTH) :].partition(b"\r\n")[0]) if end else None
+        return len(body) == length
+
+
+def connect() -> socket.socket:
     for _ in range(600):
         try:
-            return await asyncio.open_connection("127.0.0.1", PORT)
+            return socket.create_connection(("127.0.0.1", PORT))
         except ConnectionRefusedError:
-            await asyncio.sleep(0.1)
+            time.sleep(0.1)
     raise TimeoutError("the server did not start within a minute")
 
 
