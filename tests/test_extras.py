@@ -4,9 +4,12 @@ import json
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 EXTRAS: dict[str, list[str]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -39,6 +42,14 @@ def test_the_test_environment_has_every_extra() -> None:
     assert set(ours.removeprefix("softtriple[").removesuffix("]").split(",")) == MODULES.keys()
 
 
+@pytest.mark.parametrize("extra", MODULES)
+def test_an_extra_brings_what_it_promises(extra: str) -> None:
+    for requirement in map(Requirement, EXTRAS[extra]):
+        assert requirement.specifier.contains(version(requirement.name)), requirement
+    for name in MODULES[extra]:
+        assert find_spec(name) is not None, name
+
+
 # One process imports them all: most of the time goes to what they share, such as torch.
 IMPORTS = """
 import importlib, json, sys, traceback
@@ -60,8 +71,9 @@ def failures() -> dict[str, str]:
     return tracebacks
 
 
+@pytest.mark.slow  # the tests of what uses a module import it too, each in its own process
 @pytest.mark.parametrize("extra", MODULES)
-def test_an_extra_brings_what_it_promises(extra: str, failures: dict[str, str]) -> None:
+def test_all_modules_can_be_imported_into_one_process(extra: str, failures: dict[str, str]) -> None:
     assert extra not in failures, failures[extra]
 
 
