@@ -58,6 +58,7 @@ def test_examples_in_docstrings(name: str) -> None:
 
 # The progress bar of pytorch-metric-learning formats a tensor that still has its gradient.
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad:UserWarning")
+@pytest.mark.usefixtures("unchecked")
 @each_page
 def test_a_page_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All Python blocks in one namespace, and the marked commands, in one empty folder."""

@@ -30,7 +30,7 @@ Run = Callable[..., list[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(unchecked: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs an example in this process and an empty folder; returns the lines it prints."""
 
     def run_here(name: str, *arguments: str) -> list[str]:
