@@ -22,17 +22,35 @@ settings.register_profile(
 settings.load_profile("default")  # hypothesis takes another one where it sees the environment of a CI service
 
 
+# Half a minute and more each. They run first: at the end, one process would be busy with them and the others idle.
+LONG = (
+    "tests/gallery/test_page.py",
+    "tests/gallery/test_search_page.py",
+    "tests/gallery/test_map_page.py",
+    "tests/abuse/",
+    "tests/distributed/",
+    "tests/interop/",
+    "tests/training/test_texts.py",
+    "tests/test_examples.py",
+    "tests/test_docs.py::test_a_page_runs_from_top_to_bottom",
+)
+ALONE = LONG[-2:]  # tests that share nothing
+
+
 class ByFile(LoadFileScheduling):
-    """A file at a time to each process, and all of tests/distributed to one: they share a pool of ranks."""
+    """A file at a time to each process, but some tests singly, and all of tests/distributed: they share ranks."""
 
     def _split_scope(self, nodeid: str) -> str:
+        if nodeid.startswith(ALONE):
+            return nodeid
         folder = "tests/distributed"
         return folder if nodeid.startswith(f"{folder}/") else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
-    """How `-n` shares out the tests, whatever `--dist` says."""
+    """How `-n` shares out the tests, whatever `--dist` says: in the order in which they were collected."""
+    config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
@@ -41,9 +59,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--shuffle``, whole files in random order: the same one in every process of ``-n``."""
+    """Long ones first; with ``--shuffle``, whole files in random order: the same one in every process of ``-n``."""
     seed = config.getoption("--shuffle")
-    if seed is not None:
+    if seed is None:
+        items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    else:
         files = sorted({item.path for item in items})
         random.Random(seed).shuffle(files)
         items.sort(key=lambda item: files.index(item.path))
