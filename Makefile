@@ -30,7 +30,8 @@ demo: $(VENV)/.core            ## the whole path on data that needs no download
 	$(BIN)/softtriple demo
 
 # Two workers with a thread each: on two cores that is faster than one with two, which mostly wait for each other.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+# Compiled modules are kept even where the environment says otherwise: the tests start many processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 test: check $(BROWSER)         ## everything CI runs
 	$(PYTEST)
@@ -51,7 +52,7 @@ soak: $(VENV)/.dev $(BROWSER)  ## the tests ROUNDS times under load; TESTS="test
 	@trap 'kill $$burners 2>/dev/null' EXIT; trap 'exit 130' INT TERM; \
 	for core in $$(seq "$$(getconf _NPROCESSORS_ONLN)"); do $(BIN)/python -c '$(BURN)' & burners="$$burners $$!"; done; \
 	for round in $$(seq $(ROUNDS)); do \
-	    echo "round $$round of $(ROUNDS)"; $(PYTEST) --no-loadscope-reorder --shuffle "$$round" $(TESTS) || exit 1; \
+	    echo "round $$round of $(ROUNDS)"; $(PYTEST) --shuffle "$$round" $(TESTS) || exit 1; \
 	done
 
 build: $(VENV)/.dev            ## the wheel and the sdist, in dist/, checked
