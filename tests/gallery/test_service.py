@@ -1,8 +1,11 @@
 """Answers of the gallery, from Python values."""
 
+import json
 from base64 import b64encode
+from dataclasses import asdict
 from io import BytesIO
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -60,6 +63,15 @@ def test_a_calibrated_run_says_none_of_these(collection: Collection) -> None:
     assert service.search([SearchQuery(3, far)])[0].known is False
     (plain,) = GalleryService(collection.encoder, collection.store, None, Settings()).search([SearchQuery(3, far)])
     assert plain.known is plain.threshold is plain.by_centers is plain.hits[0].probability is None
+
+
+def test_search_as_json_says_the_same(collection: Collection) -> None:
+    service = GalleryService(collection.encoder, collection.store, collection.centers, Settings(), make_calibration())
+    queries = [SearchQuery(3, item_id=collection.ids[0]), SearchQuery(2, item_id="nowhere")]
+    (found, missing), (answer, _) = service.search_json(queries), service.search(queries)
+    assert json.loads(found) == asdict(answer) | {"query": asdict(answer.query) | {"tags": []}, "hits": ANY}
+    assert [hit["score"] for hit in json.loads(found)["hits"]] == [hit.score for hit in answer.hits]
+    assert isinstance(missing, HTTPException)
 
 
 def test_new_items_are_seen_without_a_restart(collection: Collection) -> None:

@@ -106,7 +106,7 @@ def create_app(
     reading = Workers("reading", threads=4, queue=settings.max_requests, seconds=seconds)
     # Two at once: while one reads a store that has changed, the other answers from memory.
     searching = Workers("searching", threads=2, queue=0, seconds=seconds)
-    searches = Batches(searching, service.search, at_once=2)
+    searches = Batches(searching, service.search_json, at_once=2)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -143,27 +143,27 @@ def create_app(
         """Kind and number of items, and limits."""
         return await reading.run(service.about)
 
-    @api.post("/search/image", tags=["search"], openapi_extra=_IMAGE_BODY)
+    @api.post("/search/image", tags=["search"], response_model=schemas.SearchAnswer, openapi_extra=_IMAGE_BODY)
     async def search_image(
         request: Request, k: Neighbors = 24, query_class: QueryClass = None, only: OnlyClasses = NO_CLASSES
-    ) -> schemas.SearchAnswer:
+    ) -> Response:
         """Neighbours of an image. The request body is the image file."""
         data = await request.body()
         vector = await encoding.run(lambda: service.embed_image(data))
-        return await searches.ask(SearchQuery(k, vector, query_class, only=tuple(only)))
+        return _json(await searches.ask(SearchQuery(k, vector, query_class, only=tuple(only))))
 
-    @api.get("/search/text", tags=["search"])
+    @api.get("/search/text", tags=["search"], response_model=schemas.SearchAnswer)
     async def search_text(
         text: QueryText, k: Neighbors = 24, query_class: QueryClass = None, only: OnlyClasses = NO_CLASSES
-    ) -> schemas.SearchAnswer:
+    ) -> Response:
         """Neighbours of a text, for runs on texts."""
         vector = await encoding.run(lambda: service.embed_text(text))
-        return await searches.ask(SearchQuery(k, vector, query_class, only=tuple(only)))
+        return _json(await searches.ask(SearchQuery(k, vector, query_class, only=tuple(only))))
 
-    @api.get("/search/item", tags=["search"])
-    async def search_item(id: ItemId, k: Neighbors = 24, only: OnlyClasses = NO_CLASSES) -> schemas.SearchAnswer:
+    @api.get("/search/item", tags=["search"], response_model=schemas.SearchAnswer)
+    async def search_item(id: ItemId, k: Neighbors = 24, only: OnlyClasses = NO_CLASSES) -> Response:
         """Neighbours of a stored item."""
-        return await searches.ask(SearchQuery(k, item_id=id, only=tuple(only)))
+        return _json(await searches.ask(SearchQuery(k, item_id=id, only=tuple(only))))
 
     @api.get("/item", tags=["items"])
     async def item(id: ItemId) -> schemas.ItemDetails:
@@ -186,7 +186,7 @@ def create_app(
     @api.get("/classes", tags=["classes"], response_model=schemas.ClassList)
     async def classes() -> Response:
         """Recall@1 of every class and the classes it is confused with, lowest recall first."""
-        return Response(await analyzing.run(service.classes), media_type="application/json")
+        return _json(await analyzing.run(service.classes))
 
     @api.get("/class-names", tags=["classes"])
     async def class_names() -> schemas.ClassNames:
@@ -201,7 +201,7 @@ def create_app(
     @api.get("/map", tags=["map"], response_model=schemas.MapAnswer)
     async def embedding_map(method: MapMethod = None) -> Response:
         """Items in the plane: laid out by UMAP if that is ready, else on their first two principal components."""
-        return Response(await analyzing.run(lambda: service.map(method)), media_type="application/json")
+        return _json(await analyzing.run(lambda: service.map(method)))
 
     @api.get("/map/state", tags=["map"])
     async def map_state() -> schemas.MapState:
@@ -211,8 +211,7 @@ def create_app(
     @api.get("/map/column", tags=["map"], response_model=schemas.MapColumn)
     async def map_column(version: MapVersion, column: MapProperty) -> Response:
         """The class that each item on the map is taken for, its centre, or the class that a suspect should have."""
-        answer = await analyzing.run(lambda: service.map_column(version, column))
-        return Response(answer, media_type="application/json")
+        return _json(await analyzing.run(lambda: service.map_column(version, column)))
 
     @api.get("/map/items", tags=["map"])
     async def map_items(version: MapVersion, row: MapRows) -> schemas.MapItems:
@@ -254,6 +253,11 @@ def create_app(
 
     app.mount("/static", StaticFiles(directory=STATIC))
     return app
+
+
+def _json(answer: bytes) -> Response:
+    """An answer that was written in the thread that computed it, so that the event loop does not have to."""
+    return Response(answer, media_type="application/json")
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

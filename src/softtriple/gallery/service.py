@@ -132,6 +132,10 @@ class GalleryService:
             one if isinstance(one, Exception) else self._search_answer(*one) for one in self._searches.search(queries)
         ]
 
+    def search_json(self, queries: Sequence[SearchQuery]) -> list[bytes | Exception]:
+        """`search`, as JSON."""
+        return [one if isinstance(one, Exception) else one.to_json() for one in self.search(queries)]
+
     def thumbnail(self, item_id: str, size: Size) -> bytes:
         """A thumbnail of a stored item."""
         item = self._item(item_id)
@@ -375,7 +379,7 @@ class GalleryService:
             text=item.source if self._encoder.takes == "text" else None,
             has_picture=self._encoder.takes == "image" and bool(item.source),
             proposed=None if self._changes is None else self._changes.labels.get(item.id),
-            tags=[] if self._changes is None else list(self._changes.tags.get(item.id, ())),
+            tags=() if self._changes is None else tuple(self._changes.tags.get(item.id, ())),
         )
 
     def _search_answer(self, answer: Answer, query: Item | None, query_class: str | None) -> SearchAnswer:
