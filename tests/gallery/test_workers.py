@@ -73,6 +73,29 @@ def test_questions_that_wait_are_answered_together() -> None:
     assert batches == [[1], [2, 3, 4, 5], [7]]
 
 
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_questions_that_keep_coming_are_answered_together(at_once: int) -> None:
+    batches: list[list[int]] = []
+
+    def same(numbers) -> list[int | Exception]:
+        batches.append(list(numbers))
+        return list(numbers)
+
+    async def main() -> None:
+        workers = Workers("test", threads=2, queue=0, seconds=60.0)
+        asking = Batches(workers, same, at_once=at_once)
+        for _ in range(2):
+            tasks = []
+            for number in range(20):
+                tasks.append(asyncio.create_task(asking.ask(number)))
+                await asyncio.sleep(0)
+            assert await asyncio.gather(*tasks) == list(range(20))
+        workers.close()
+
+    asyncio.run(main())
+    assert batches == [list(range(20))] * 2
+
+
 def test_a_failure_is_that_of_every_question_of_its_batch() -> None:
     def fail(numbers) -> list[int | Exception]:
         raise LookupError("nothing here")
