@@ -14,8 +14,9 @@ of d the bound also covers the denominator and the float64 rounding of `exact_pa
 
 **Why neighbours are exact** (`ranked_rows`). Two rows whose products differ by more than 2 b are in the order of their
 products. If two candidates of a query are within 2 b, then so are any two neighbours between them in the order of
-products; all of these get their exact similarity as sort key, every other candidate its product. A key is within b of
-its product, so candidates more than 2 b apart keep their order, and the others are compared exactly.
+products; all of these get their exact similarity as sort key, every other candidate its product, or its similarity if
+that is asked for. A key is within b of its product, so candidates more than 2 b apart keep their order, and the others
+are compared exactly.
 
 No other row belongs among the first k if the product of the last candidate is less than t - 2 b, where t is the k-th
 key: the similarity of the first k is at least t - b and that of a row outside at most its product + b. Where this is
@@ -165,10 +166,8 @@ def top_rows(
     longest: float | None = None,
 ) -> Neighbors:
     """`ranked_rows` and their exact scores, in float64."""
-    rows = ranked_rows(queries, gallery, k, own=own, memory_budget=memory_budget, longest=longest)
-    asked = torch.arange(len(rows), device=rows.device).repeat_interleave(rows.shape[1])
-    scores = exact_pairs(queries, gallery, asked, rows.flatten(), memory_budget)
-    return Neighbors(rows, scores.view(rows.shape))
+    rows, scores = _ranked(queries, gallery, k, own, memory_budget, longest, scored=True)
+    return Neighbors(rows, scores)
 
 
 def ranked_rows(
@@ -185,21 +184,39 @@ def ranked_rows(
     ``own[i]`` is the gallery row that is query i itself, which is left out; the rows ascend. ``longest`` is the length
     of the longest gallery row, if known: finding it takes as long as searching for one query.
     """
+    return _ranked(queries, gallery, k, own, memory_budget, longest, scored=False)[0]
+
+
+# Rows and the keys they were sorted by, which are similarities wherever order depends on them.
+_Keyed = tuple[Int[Tensor, "queries width"], Float[Tensor, "queries width"]]
+
+
+def _ranked(
+    queries: Float[Tensor, "queries dim"],
+    gallery: Float[Tensor, "gallery dim"],
+    k: int,
+    own: Int[Tensor, " queries"] | None,
+    memory_budget: int,
+    longest: float | None,
+    scored: bool,
+) -> _Keyed:
+    """`ranked_rows` and their sort keys; with ``scored`` all of these are similarities."""
     bound = error_bound(queries, gallery, longest)
     available = len(gallery) - (own is not None)
     width, k = min(_width(k), available), min(k, available)
     if not k or not len(queries):
-        return torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+        rows = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+        return rows, rows.double()
     deep = width > DEEP
     if deep:
         # So many candidates are so close that float32 would leave most of them open. The error of a product in float64,
         # and of an exact score, which counts here, is 2**-29 of the bound each.
         bound *= 2.0**-28
     values, rows = products.candidates(queries.double() if deep else queries, gallery, width, own, memory_budget)
-    rows, keys = _in_exact_order(queries, gallery, values, rows, bound, memory_budget)
+    rows, keys = _in_exact_order(queries, gallery, values, rows, bound, memory_budget, scored)
     limit = keys[:, k - 1] - 2 * bound
     unsettled = (values[:, -1] >= limit).nonzero()[:, 0].tolist() if width < available else []
-    rows = rows[:, :k]
+    rows, keys = rows[:, :k], keys[:, :k]
     for query in unsettled:
         one = queries[query : query + 1]
         if deep:
@@ -212,9 +229,9 @@ def ranked_rows(
             every[own[query]] = -torch.inf
         perhaps = (every >= limit[query]).nonzero()[:, 0]
         ordered, order = every[perhaps].sort(descending=True)
-        more, _ = _in_exact_order(one, gallery, ordered[None], perhaps[order][None], bound, memory_budget)
-        rows[query] = more[0, :k]
-    return rows
+        more = _in_exact_order(one, gallery, ordered[None], perhaps[order][None], bound, memory_budget, scored)
+        rows[query], keys[query] = (column[0, :k] for column in more)
+    return rows, keys
 
 
 def _in_exact_order(
@@ -224,8 +241,13 @@ def _in_exact_order(
     rows: Int[Tensor, "queries width"],
     bound: float,
     memory_budget: int,
-) -> tuple[Int[Tensor, "queries width"], Float[Tensor, "queries width"]]:
-    """``rows``, given in the order of their products ``values``, in the order of similarity, and the sort keys."""
+    scored: bool,
+) -> _Keyed:
+    """``rows``, given in the order of their products ``values``, in the order of similarity."""
+    if scored:
+        asked = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows).flatten()
+        scores = exact_pairs(queries, gallery, asked, rows.flatten(), memory_budget)
+        return sorted_by_score(rows, scores.view(rows.shape))
     keys = values.double()
     close = values[:, :-1] - values[:, 1:] <= 2 * bound  # differences are rounded as well, and rounding keeps order
     if close.any():
@@ -239,14 +261,13 @@ def _in_exact_order(
 def sorted_by_score(
     rows: Int[Tensor, "... rows"], scores: Float[Tensor, "... rows"]
 ) -> tuple[Int[Tensor, "... rows"], Float[Tensor, "... rows"]]:
-    """Best score first; sorting by row before the stable sort by score leaves equal scores in the order of rows."""
-    rows, by_row = rows.sort(dim=-1)
-    scores = scores.gather(-1, by_row)
-    if scores.device.type == "cpu":  # NumPy is faster than torch
-        by_score = torch.from_numpy(np.argsort(-scores.numpy(), axis=-1, kind="stable"))
+    """Best score first, equal scores in the order of rows."""
+    if rows.device.type == "cpu":  # NumPy is faster than torch
+        order = torch.from_numpy(np.lexsort((rows.numpy(), -scores.numpy())))
     else:
-        by_score = scores.argsort(dim=-1, descending=True, stable=True)
-    return rows.gather(-1, by_score), scores.gather(-1, by_score)
+        by_row = rows.argsort(dim=-1)
+        order = by_row.gather(-1, scores.gather(-1, by_row).argsort(dim=-1, descending=True, stable=True))
+    return rows.gather(-1, order), scores.gather(-1, order)
 
 
 def exact_pairs(
