@@ -138,7 +138,7 @@ class Server(uvicorn.Server):
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until the process is told to stop."""
-        # What is loaded now stays. Looking for garbage in it would stop all threads for 0.2 s every other second.
+        # What is loaded now stays. Looking for garbage in it would stop all threads for some 0.2 s each time.
         gc.collect()
         gc.freeze()
         super().run(sockets)
