@@ -22,7 +22,7 @@ settings.register_profile(
 settings.load_profile("default")  # hypothesis takes another one where it sees the environment of a CI service
 
 
-# Half a minute and more each. They run first: at the end, one process would be busy with them and the others idle.
+# The longest. They run first: at the end, one process would be busy with them and the others idle.
 LONG = (
     "tests/gallery/test_page.py",
     "tests/gallery/test_search_page.py",
@@ -31,6 +31,9 @@ LONG = (
     "tests/distributed/",
     "tests/interop/",
     "tests/training/test_texts.py",
+    "tests/training/test_train.py",
+    "tests/test_extras.py",
+    "tests/test_site.py",
     "tests/test_examples.py",
     "tests/test_docs.py::test_a_page_runs_from_top_to_bottom",
 )
