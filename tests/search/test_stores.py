@@ -3,6 +3,7 @@
 import doctest
 import hashlib
 import itertools
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -472,6 +473,24 @@ def test_duplicates_are_removed_by_the_next_indexing(tmp_path: Path) -> None:
     assert opened.count() == 42
     opened.build_index()
     assert contents(opened) == expected(some_items(30), unit(30))
+
+
+def test_the_version_follows_another_writer_and_an_unchanged_store_is_not_asked(tmp_path: Path) -> None:
+    mine, other = (open_store(str(tmp_path / "store"), fingerprint="abc", dim=DIM, create=True) for _ in range(2))
+    assert isinstance(mine, lance.LanceStore)
+    seen = {mine.version()}
+    for count in range(1, 6):
+        other.put(some_items(count), unit(count))
+        seen.add(mine.version())
+    assert len(seen) == 6
+
+    os.utime(tmp_path / "store" / "items.lance" / "_versions", (0, 0))
+    last, table = mine.version(), mine._table
+    mine._table = None
+    assert mine.version() == last
+    mine._table = table
+    other.put(some_items(9), unit(9))
+    assert mine.version() not in seen
 
 
 def test_conflicts_of_writers_are_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

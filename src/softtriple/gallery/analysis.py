@@ -17,7 +17,7 @@ from softtriple.errors import UserError
 from softtriple.gallery.layout import digest_of
 from softtriple.losses.centers import MERGED, merge_groups, nearest_centers
 from softtriple.search import Item, Store
-from softtriple.search.knn import top_rows
+from softtriple.search.knn import error_bound, top_rows
 
 SCRATCH = 1 << 27  # bytes of working memory of a search
 UNIT = 1.01  # more than the length of any rounded unit vector
@@ -94,7 +94,9 @@ class Snapshot:
         wanted = torch.tensor(rows, dtype=torch.int64)
         missing = wanted[self.taken_for[wanted] < 0]
         if len(missing):
-            found = top_rows(self.vectors[missing], self.vectors, 2, memory_budget=SCRATCH, longest=UNIT).rows
+            bound = error_bound(self.vectors.shape[1], UNIT, UNIT)
+            neighbors = top_rows(self.vectors[missing], self.vectors, 2, memory_budget=SCRATCH, bound=bound)
+            found = torch.from_numpy(neighbors.rows)
             # The nearest is the item itself, unless it has copies, of which the first comes first.
             self.taken_for[missing] = self.labels[torch.where(found[:, 0] == missing, found[:, -1], found[:, 0])]
         return list(self.taken_for[wanted].tolist())

@@ -247,7 +247,8 @@ def _rank(
         depth = max(1, int(positives[asked].amax()))
         vectors = queries if len(asked) == len(queries) else queries[asked]
         own = asked if among else None
-        neighbor_labels = item_labels[ranked_rows(vectors, items, depth, own=own, memory_budget=memory_budget)]
+        neighbors = ranked_rows(vectors, items, depth, own=own, memory_budget=memory_budget)
+        neighbor_labels = item_labels[torch.from_numpy(neighbors).to(item_labels.device)]
         precision = precision_per_query(neighbor_labels, labels[asked], positives[asked])
         r_precision[part], average_precision[part] = precision
         hits = neighbor_labels == labels[asked][:, None]

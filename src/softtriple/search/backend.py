@@ -76,13 +76,12 @@ def check_vectors(
     """``vectors`` as float32 rows of length 1 or 0."""
     if vectors.ndim != 2 or vectors.shape[1] != dim:
         raise UserError(f"vectors of shape {vectors.shape}: the store has rows of {dim} dimensions")
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
-    wrong = np.flatnonzero(~((np.abs(lengths - 1) <= LENGTH_TOLERANCE) | (lengths == 0)))
-    if len(wrong):
-        row = int(wrong[0])
-        name = f" of {names[row]!r}" if names else ""
-        fault = f"has length {lengths[row]:.4g}" if np.isfinite(lengths[row]) else "holds NaN or infinite numbers"
-        raise UserError(f"vector {row}{name} {fault}: a store takes vectors of length 1 or 0")
+    numbers = vectors.astype(np.float64)
+    for row, length in enumerate(np.sqrt(np.einsum("ij,ij->i", numbers, numbers)).tolist()):
+        if not (abs(length - 1) <= LENGTH_TOLERANCE or length == 0):
+            name = f" of {names[row]!r}" if names else ""
+            fault = f"has length {length:.4g}" if math.isfinite(length) else "holds NaN or infinite numbers"
+            raise UserError(f"vector {row}{name} {fault}: a store takes vectors of length 1 or 0")
     return np.ascontiguousarray(vectors, dtype=np.float32)
 
 

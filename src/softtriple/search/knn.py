@@ -2,7 +2,7 @@
 
 **Similarity.** The similarity of two rows is the inner product of their float32 vectors, summed in float64 in one fixed
 order (`exact_pairs`). Copies of a vector therefore tie exactly, similarity is symmetric to the last bit, and no result
-depends on tile sizes, threads or the BLAS. Neighbours are ordered by similarity, equal ones by row.
+depends on tile sizes, threads, the BLAS or the device. Neighbours are ordered by similarity, equal ones by row.
 
 **Speed.** Matrix products (`softtriple.search.products`) have none of these properties, but they are fast and their
 error is bounded. They decide every comparison whose margin exceeds the bound; `exact_pairs` decides the others.
@@ -35,7 +35,6 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
@@ -110,17 +109,17 @@ def nearest(
         top_rows(asked[part], items, k, own=None if own is None else own[part], memory_budget=memory_budget)
         for part in query_blocks(len(asked), min(k, len(items)), memory_budget)
     ]
-    rows, scores = (torch.cat(column) for column in zip(*blocks, strict=True))
-    scores = as_cosines(scores)
+    rows, scores = (np.concatenate(column) for column in zip(*blocks, strict=True))
+    found = NeighborArrays(rows, as_cosines(scores))
     if isinstance(queries, np.ndarray):
-        return NeighborArrays(rows.numpy(), scores.numpy())
-    return Neighbors(rows, scores)
+        return found
+    return Neighbors(*(torch.from_numpy(column).to(asked.device) for column in found))
 
 
-def as_cosines(scores: Float[Tensor, "queries k"]) -> Float[Tensor, "queries k"]:
+def as_cosines(scores: Float[np.ndarray, "queries k"]) -> Float[np.ndarray, "queries k"]:
     """Exact similarities as they are returned, in float32."""
     # Unit vectors are rounded, which can carry the cosine of two copies past 1. Larger scores are no cosines.
-    return scores.where(scores.abs() > 1 + _ROUNDING, scores.clamp(-1, 1)).float()
+    return np.where(np.abs(scores) > 1 + _ROUNDING, scores, scores.clip(-1, 1)).astype(np.float32)
 
 
 def check_k(k: int) -> None:
@@ -163,11 +162,10 @@ def top_rows(
     *,
     own: Int[Tensor, " queries"] | None = None,
     memory_budget: int,
-    longest: float | None = None,
-) -> Neighbors:
+    bound: float | None = None,
+) -> NeighborArrays:
     """`ranked_rows` and their exact scores, in float64."""
-    rows, scores = _ranked(queries, gallery, k, own, memory_budget, longest, scored=True)
-    return Neighbors(rows, scores)
+    return NeighborArrays(*_ranked(queries, gallery, k, own, memory_budget, bound, scored=True))
 
 
 def ranked_rows(
@@ -177,18 +175,19 @@ def ranked_rows(
     *,
     own: Int[Tensor, " queries"] | None = None,
     memory_budget: int,
-    longest: float | None = None,
-) -> Int[Tensor, "queries k"]:
+    bound: float | None = None,
+) -> Int[np.ndarray, "queries k"]:
     """The ``k`` best gallery rows of each query, best first, or all if there are fewer.
 
-    ``own[i]`` is the gallery row that is query i itself, which is left out; the rows ascend. ``longest`` is the length
-    of the longest gallery row, if known: finding it takes as long as searching for one query.
+    ``own[i]`` is the gallery row that is query i itself, which is left out; the rows ascend. ``bound`` is the
+    `error_bound`, if known: measuring the gallery takes as long as searching for one query.
     """
-    return _ranked(queries, gallery, k, own, memory_budget, longest, scored=False)[0]
+    return _ranked(queries, gallery, k, own, memory_budget, bound, scored=False)[0]
 
 
-# Rows and the keys they were sorted by, which are similarities wherever order depends on them.
-_Keyed = tuple[Int[Tensor, "queries width"], Float[Tensor, "queries width"]]
+# Rows and the keys they were sorted by, which are similarities wherever order depends on them. From here on in NumPy,
+# which takes less time for small steps, and for selecting and sorting, than torch.
+_Keyed = tuple[Int[np.ndarray, "queries width"], Float[np.ndarray, "queries width"]]
 
 
 def _ranked(
@@ -197,16 +196,16 @@ def _ranked(
     k: int,
     own: Int[Tensor, " queries"] | None,
     memory_budget: int,
-    longest: float | None,
+    bound: float | None,
     scored: bool,
 ) -> _Keyed:
     """`ranked_rows` and their sort keys; with ``scored`` all of these are similarities."""
-    bound = error_bound(queries, gallery, longest)
+    if bound is None:
+        bound = error_bound(queries.shape[1], longest_row(queries), longest_row(gallery))
     available = len(gallery) - (own is not None)
     width, k = min(_width(k), available), min(k, available)
     if not k or not len(queries):
-        rows = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
-        return rows, rows.double()
+        return np.empty((len(queries), k), dtype=np.int64), np.empty((len(queries), k))
     deep = width > DEEP
     if deep:
         # So many candidates are so close that float32 would leave most of them open. The error of a product in float64,
@@ -215,21 +214,21 @@ def _ranked(
     values, rows = products.candidates(queries.double() if deep else queries, gallery, width, own, memory_budget)
     rows, keys = _in_exact_order(queries, gallery, values, rows, bound, memory_budget, scored)
     limit = keys[:, k - 1] - 2 * bound
-    unsettled = (values[:, -1] >= limit).nonzero()[:, 0].tolist() if width < available else []
+    unsettled = np.flatnonzero(values[:, -1] >= limit).tolist() if width < available else []
     rows, keys = rows[:, :k], keys[:, :k]
     for query in unsettled:
         one = queries[query : query + 1]
         if deep:
-            every_row = torch.arange(len(gallery), device=rows.device)
-            every = exact_pairs(one, gallery, torch.zeros_like(every_row), every_row, memory_budget)
+            every_row = np.arange(len(gallery))
+            every = exact_pairs(one, gallery, np.zeros_like(every_row), every_row, memory_budget)
         else:
             with full_float32():
-                every = gallery @ one[0]
+                every = (gallery @ one[0]).cpu().numpy()
         if own is not None:
-            every[own[query]] = -torch.inf
-        perhaps = (every >= limit[query]).nonzero()[:, 0]
-        ordered, order = every[perhaps].sort(descending=True)
-        more = _in_exact_order(one, gallery, ordered[None], perhaps[order][None], bound, memory_budget, scored)
+            every[int(own[query])] = -np.inf
+        perhaps = np.flatnonzero(every >= limit[query])
+        perhaps = perhaps[np.argsort(-every[perhaps])]
+        more = _in_exact_order(one, gallery, every[None, perhaps], perhaps[None], bound, memory_budget, scored)
         rows[query], keys[query] = (column[0, :k] for column in more)
     return rows, keys
 
@@ -237,63 +236,66 @@ def _ranked(
 def _in_exact_order(
     queries: Float[Tensor, "queries dim"],
     gallery: Float[Tensor, "gallery dim"],
-    values: Float[Tensor, "queries width"],
-    rows: Int[Tensor, "queries width"],
+    values: Float[np.ndarray, "queries width"],
+    rows: Int[np.ndarray, "queries width"],
     bound: float,
     memory_budget: int,
     scored: bool,
 ) -> _Keyed:
     """``rows``, given in the order of their products ``values``, in the order of similarity."""
     if scored:
-        asked = torch.arange(len(rows), device=rows.device)[:, None].expand_as(rows).flatten()
-        scores = exact_pairs(queries, gallery, asked, rows.flatten(), memory_budget)
-        return sorted_by_score(rows, scores.view(rows.shape))
-    keys = values.double()
+        asked = np.arange(len(rows)).repeat(rows.shape[1])
+        scores = exact_pairs(queries, gallery, asked, rows.ravel(), memory_budget)
+        return sorted_by_score(rows, scores.reshape(rows.shape))
+    keys = values.astype(np.float64)
     close = values[:, :-1] - values[:, 1:] <= 2 * bound  # differences are rounded as well, and rounding keeps order
-    if close.any():
-        row, col = (F.pad(close, (1, 0)) | F.pad(close, (0, 1))).nonzero(as_tuple=True)
+    open_ = np.zeros(values.shape, dtype=bool)
+    open_[:, 1:] = close
+    open_[:, :-1] |= close
+    row, col = open_.nonzero()
+    if len(row):
         keys[row, col] = exact_pairs(queries, gallery, row, rows[row, col], memory_budget)
-        changed = torch.unique_consecutive(row)
+        changed = np.flatnonzero(close.any(axis=1))
         rows[changed], keys[changed] = sorted_by_score(rows[changed], keys[changed])
     return rows, keys
 
 
 def sorted_by_score(
-    rows: Int[Tensor, "... rows"], scores: Float[Tensor, "... rows"]
-) -> tuple[Int[Tensor, "... rows"], Float[Tensor, "... rows"]]:
+    rows: Int[np.ndarray, "queries rows"], scores: Float[np.ndarray, "queries rows"]
+) -> tuple[Int[np.ndarray, "queries rows"], Float[np.ndarray, "queries rows"]]:
     """Best score first, equal scores in the order of rows."""
-    if rows.device.type == "cpu":  # NumPy is faster than torch
-        order = torch.from_numpy(np.lexsort((rows.numpy(), -scores.numpy())))
-    else:
-        by_row = rows.argsort(dim=-1)
-        order = by_row.gather(-1, scores.gather(-1, by_row).argsort(dim=-1, descending=True, stable=True))
-    return rows.gather(-1, order), scores.gather(-1, order)
+    order = np.lexsort((rows, -scores))
+    query = np.arange(len(rows))[:, None]
+    return rows[query, order], scores[query, order]
 
 
 def exact_pairs(
     queries: Float[Tensor, "queries dim"],
     gallery: Float[Tensor, "gallery dim"],
-    rows: Int[Tensor, " pairs"],
-    cols: Int[Tensor, " pairs"],
+    rows: Int[np.ndarray, " pairs"],
+    cols: Int[np.ndarray, " pairs"],
     memory_budget: int,
-) -> Float[Tensor, " pairs"]:
+) -> Float[np.ndarray, " pairs"]:
     """Similarity of the query ``rows[p]`` to the gallery row ``cols[p]`` in float64, for every pair ``p``."""
-    # A megabyte at a time stays in cache and in reused buffers. index_select is twice as fast as [].
+    # A megabyte at a time stays in cache and in reused buffers.
     step = max(1, min(memory_budget // 64, 1 << 17) // max(1, queries.shape[1]))
-    scores = torch.empty(len(rows), dtype=torch.float64, device=queries.device)
+    scores = np.empty(len(rows))
     for part in slices(0, len(rows), step):
-        # A product and a sum over the last dimension, not a matrix product: every pair is summed in the same order.
-        product = queries.index_select(0, rows[part]).double().mul_(gallery.index_select(0, cols[part]))
-        scores[part] = product.sum(dim=1)
+        # Not a matrix product: every pair is summed in the same order.
+        np.einsum("ij,ij->i", _taken(queries, rows[part]), _taken(gallery, cols[part]), out=scores[part])
     return scores
 
 
-def error_bound(
-    queries: Float[Tensor, "queries dim"], gallery: Float[Tensor, "gallery dim"], longest: float | None = None
-) -> float:
-    """How far a float32 product of a query and a gallery row can be from `exact_pairs`; see the module."""
-    lengths = (longest_row(queries), longest_row(gallery) if longest is None else longest)
-    return (queries.shape[1] + 8) * 2.0**-24 * lengths[0] * lengths[1]
+def _taken(vectors: Float[Tensor, "rows dim"], rows: Int[np.ndarray, " some"]) -> Float[np.ndarray, "some dim"]:
+    """Some rows of ``vectors`` in float64."""
+    if vectors.device.type == "cpu":
+        return vectors.numpy().take(rows, axis=0).astype(np.float64)
+    return vectors[torch.from_numpy(rows)].double().cpu().numpy()
+
+
+def error_bound(dim: int, longest_query: float, longest_item: float) -> float:
+    """How far a float32 product of vectors of at most these lengths can be from `exact_pairs`; see the module."""
+    return (dim + 8) * 2.0**-24 * longest_query * longest_item
 
 
 def longest_row(vectors: Float[Tensor, "rows dim"]) -> float:
@@ -334,7 +336,7 @@ def first_hit_ranks(
     if gallery is None or gallery_labels is None:
         gallery, gallery_labels = embeddings, labels
         own = torch.arange(len(labels), device=labels.device)
-    bound = error_bound(embeddings, gallery)
+    bound = error_bound(embeddings.shape[1], longest_row(embeddings), longest_row(gallery))
     best, best_row = _best_positives(embeddings, labels, gallery, gallery_labels, own, memory_budget)
     margin, coarse = torch.full_like(best, bound), None
     large = embeddings.shape[1] >= WIDE and len(embeddings) * len(gallery) >= LARGE
@@ -356,7 +358,7 @@ def first_hit_ranks(
             above, pairs = _compared(values, best[asked], torch.full_like(best[asked], bound))
         before[asked] += above
         asked, found = asked[pairs[:, 0]], pairs[:, 1] + cols.start
-        scores = exact_pairs(embeddings, gallery, asked, found, memory_budget)
+        scores = _pair_scores(embeddings, gallery, asked, found, memory_budget)
         tied = (scores == best[asked]) & (found < best_row[asked])
         before.index_add_(0, asked, ((scores > best[asked]) | tied).long())
     return torch.where(best < torch.inf, before + 1, 0)
@@ -369,6 +371,18 @@ def _compared(
     above = values > (best + margin).float()[:, None]
     perhaps = values >= (best - margin).float()[:, None]
     return above.sum(dim=1), (perhaps ^ above).nonzero()
+
+
+def _pair_scores(
+    queries: Float[Tensor, "queries dim"],
+    gallery: Float[Tensor, "gallery dim"],
+    rows: Int[Tensor, " pairs"],
+    cols: Int[Tensor, " pairs"],
+    memory_budget: int,
+) -> Float[Tensor, " pairs"]:
+    """`exact_pairs` of tensors."""
+    scores = exact_pairs(queries, gallery, rows.cpu().numpy(), cols.cpu().numpy(), memory_budget)
+    return torch.from_numpy(scores).to(queries.device)
 
 
 def _best_positives(
@@ -394,7 +408,7 @@ def _best_positives(
         if own is not None:
             other = rows != own[part][asked]
             asked, rows = asked[other], rows[other]
-        scores = exact_pairs(queries[part], gallery, asked, rows, memory_budget)
+        scores = _pair_scores(queries[part], gallery, asked, rows, memory_budget)
         best[part].scatter_reduce_(0, asked, scores, "amax", include_self=False)
         tied = scores == best[part][asked]
         best_row[part].scatter_reduce_(0, asked[tied], rows[tied], "amin")

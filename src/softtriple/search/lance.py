@@ -35,6 +35,8 @@ LOCK_SECONDS = 600
 ATTEMPTS = 6
 # How soon an open store sees what other processes have written; LanceDB's default is never.
 FRESH = timedelta(seconds=5)
+# After this a change of a folder has its own time, even on file systems that count in seconds.
+SETTLED = timedelta(seconds=2)
 # How long replaced versions are kept for processes that still read them.
 KEPT = timedelta(hours=1)
 # Ids per filter; the filter is a string that has to be parsed.
@@ -70,6 +72,7 @@ class LanceStore:
     def __init__(self, uri: str, table: Any, fingerprint: str, dim: int) -> None:
         self.fingerprint, self.dim = fingerprint, dim
         self._uri, self._table = uri, table
+        self._seen: tuple[int | None, str] = (None, "")  # when the versions had changed last, and the newest of them
         # Stores made before there was a column for the content of items do without it.
         self._columns = [name for name in backend.FIELDS if name in table.schema.names]
 
@@ -131,10 +134,21 @@ class LanceStore:
             return int(self._table.count_rows())
 
     def version(self) -> str:
-        """The number of the newest version of the table."""
-        with _named(self._uri):
-            self._table.checkout_latest()
-            return str(self._table.version)
+        """The number of the newest version of the table.
+
+        A local store is asked, which takes milliseconds, only if its folder of versions has changed.
+        """
+        try:
+            changed = (Path(self._uri) / f"{TABLE}.lance" / "_versions").stat().st_mtime_ns
+        except OSError:  # in a bucket
+            changed = None
+        if changed is None or changed != self._seen[0]:
+            # Clocks of file systems are coarse: a folder that has just changed may change again at the same time.
+            settled = changed is not None and time.time_ns() - changed > SETTLED.total_seconds() * 1e9
+            with _named(self._uri):
+                self._table.checkout_latest()
+                self._seen = (changed if settled else None), str(self._table.version)
+        return self._seen[1]
 
     def build_index(self, kind: IndexKind = "auto") -> None:
         """Compact the files, and index what is not indexed yet: vectors in IVF cells, ids, contents and classes."""

@@ -37,15 +37,14 @@ def candidates(
     width: int,
     own: Int[Tensor, " queries"] | None,
     memory_budget: int,
-) -> Candidates:
-    """The ``width`` rows with the best products of each query, which is not its own candidate.
+) -> tuple[Float[np.ndarray, "queries width"], Int[np.ndarray, "queries width"]]:
+    """The ``width`` best products of each query, best first, and their rows; a query is not its own candidate.
 
     The products have the type of the queries: float32, or float64.
     """
     if len(queries) < SEVERAL and queries.device.type == "cpu" and own is None and queries.dtype == gallery.dtype:
         one, other = (vectors.contiguous().numpy() for vectors in (queries, gallery))
-        best_values, best_rows = faiss.knn(one, other, width, metric=faiss.METRIC_INNER_PRODUCT)
-        return torch.from_numpy(best_values), torch.from_numpy(best_rows)
+        return faiss.knn(one, other, width, metric=faiss.METRIC_INNER_PRODUCT)
     span = _aligned(min(len(gallery), max(COLUMNS, 32 * width)))
     step = max(1, min(memory_budget // 16, CACHE) // (4 * span))
     buffer = queries.new_empty(min(step, len(queries)) * span)
@@ -68,7 +67,7 @@ def candidates(
         found, places = (torch.cat(column, dim=1) for column in zip(*best, strict=True))
         values[part], chosen = found.topk(width, dim=1)
         rows[part] = places.gather(1, chosen)
-    return values, rows
+    return values.cpu().numpy(), rows.cpu().numpy()
 
 
 def leave_out(

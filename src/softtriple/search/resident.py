@@ -19,7 +19,8 @@ from torch import Tensor
 
 from softtriple.errors import UserError, byte_size, counted
 from softtriple.search import backend
-from softtriple.search.knn import as_cosines, check_k, longest_row, query_blocks, sorted_by_score, top_rows
+from softtriple.search.knn import as_cosines, check_k, error_bound, longest_row, query_blocks, sorted_by_score, top_rows
+from softtriple.search.products import slices
 from softtriple.search.store import SCAN_BATCH, Hit, IndexKind, Item, Store, Stored, Vectors
 
 BUDGET_VARIABLE = "SOFTTRIPLE_SEARCH_GB"
@@ -183,7 +184,7 @@ class _Contents:
 
     version: str | None
     vectors: Float[Tensor, "items dim"]
-    longest: float
+    bound: float  # the error of a product with a query; see softtriple.search.knn
     labels: Int[np.ndarray, " items"]
     classes: Int[np.ndarray, " items"]  # positions in class_names
     class_names: list[str]
@@ -204,15 +205,16 @@ class _Contents:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Rows and scores of the nearest items of each query."""
         if not classes:
-            rows, scores = top_rows(queries, self.vectors, k, memory_budget=SCRATCH, longest=self.longest)
+            rows, scores = top_rows(queries, self.vectors, k, memory_budget=SCRATCH, bound=self.bound)
             return rows.tolist(), as_cosines(scores).tolist()
         wanted = [number for number, name in enumerate(self.class_names) if name in classes]
-        among = torch.from_numpy(np.flatnonzero(np.isin(self.classes, wanted)))
-        rows, scores = (torch.empty(len(queries), 0, dtype=kind) for kind in (torch.int64, torch.float64))
+        among = np.flatnonzero(np.isin(self.classes, wanted))
+        rows, scores = np.empty((len(queries), 0), dtype=np.int64), np.empty((len(queries), 0))
         # The vectors of a class are copied, some at a time.
-        for some in torch.split(among, SCRATCH // (4 * queries.shape[1])):
-            found = top_rows(queries, self.vectors[some], k, memory_budget=SCRATCH, longest=self.longest)
-            rows, scores = torch.cat([rows, some[found.rows]], dim=1), torch.cat([scores, found.scores], dim=1)
+        for part in slices(0, len(among), SCRATCH // (4 * queries.shape[1])):
+            some = among[part]
+            found = top_rows(queries, self.vectors[some], k, memory_budget=SCRATCH, bound=self.bound)
+            rows, scores = np.hstack([rows, some[found.rows]]), np.hstack([scores, found.scores])
             rows, scores = (column[:, :k] for column in sorted_by_score(rows, scores))
         return rows.tolist(), as_cosines(scores).tolist()
 
@@ -235,7 +237,7 @@ def _read(store: Store) -> _Contents:
     return _Contents(
         version,
         matrix,
-        longest_row(matrix),
+        error_bound(store.dim, 1 + backend.LENGTH_TOLERANCE, longest_row(matrix)),
         np.array(labels, dtype=np.int64)[order],
         np.array(numbers, dtype=np.int32)[order],
         list(names),
