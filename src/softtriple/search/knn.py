@@ -214,7 +214,7 @@ def _ranked(
     values, rows = products.candidates(queries.double() if deep else queries, gallery, width, own, memory_budget)
     rows, keys = _in_exact_order(queries, gallery, values, rows, bound, memory_budget, scored)
     limit = keys[:, k - 1] - 2 * bound
-    unsettled = np.flatnonzero(values[:, -1] >= limit).tolist() if width < available else []
+    unsettled = (values[:, -1] >= limit).nonzero()[0].tolist() if width < available else []
     rows, keys = rows[:, :k], keys[:, :k]
     for query in unsettled:
         one = queries[query : query + 1]

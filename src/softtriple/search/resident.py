@@ -108,11 +108,11 @@ class ResidentStore:
         """The nearest items of each vector, always exact."""
         check_k(k)
         contents = self._current()
-        queries = torch.from_numpy(backend.check_vectors(vectors, self.dim))
+        queries = backend.check_vectors(vectors, self.dim)
         return [
             [Hit(contents.item(row), score) for row, score in zip(rows, scores, strict=True)]
             for part in query_blocks(len(queries), k, SCRATCH)
-            for rows, scores in zip(*contents.nearest(queries[part], k, classes), strict=True)
+            for rows, scores in zip(*contents.nearest(torch.from_numpy(queries[part]), k, classes), strict=True)
         ]
 
     def get(self, ids: Sequence[str]) -> list[Stored]:
