@@ -87,7 +87,7 @@ def evaluate(
     """Every metric of `Report` for ``embeddings`` searched among themselves, or in ``gallery``.
 
     ``embeddings`` are an `Embeddings` value, or vectors (an array, tensor or list of rows) with ``labels`` (integers or
-    strings, one per vector); likewise ``gallery`` and ``gallery_labels``. ``kmeans_restarts`` defaults to 5, or to 1
+    strings, one per vector); likewise ``gallery`` and ``gallery_labels``. ``kmeans_restarts`` defaults to 3, or to 1
     beyond a thousand classes; 0 skips NMI and AMI. ``bootstrap`` is the number of resamples for the intervals; 0, or a
     single class, skips them. Working memory stays within about ``memory_budget`` bytes, besides one normalised copy of
     the vectors. ``seed`` fixes k-means and bootstrap.
@@ -128,7 +128,7 @@ def evaluate(
     num_classes = len(torch.unique(asked.labels))
     with _timed(seconds, "clustering"):
         if kmeans_restarts is None:
-            kmeans_restarts = 5 if num_classes <= MANY else 1
+            kmeans_restarts = 3 if num_classes <= MANY else 1
         runs = _cluster(queries.cpu(), asked.labels, kmeans_restarts, seed) if kmeans_restarts else None
     with _timed(seconds, "intervals"):
         columns = torch.stack(list(values.values()), dim=1)

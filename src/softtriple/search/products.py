@@ -23,7 +23,7 @@ SEVERAL = 4
 # Numbers in a group of which only the largest is looked at first: the larger, the fewer maxima there are to compare.
 GROUPS = (128, 64, 32, 16, 8, 4)
 # Bytes of products that stay in cache while the largest are selected, and how many there are of one query.
-CACHE = 1 << 22
+CACHE = 1 << 24
 COLUMNS = 8192
 # Large enough for a product at full speed, small enough that a tile stays in cache for its readers.
 TILE = 1024
