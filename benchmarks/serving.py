@@ -1,9 +1,11 @@
 """Answers per second of the gallery's HTTP API to many clients at once, from memory and from LanceDB.
 
 The server runs in a process of its own; the clients ask for the neighbours of random stored items over connections that
-stay open. Writes results/serving.json and results/serving.md.
+stay open. With the sources of version 0.1.0 the same store is also served by that version, which searches LanceDB.
+Writes results/serving.json and results/serving.md.
 
-    python benchmarks/serving.py [--items 100000] [--clients 1,64] [--seconds 10]
+    git worktree add ../first 484de4a
+    python benchmarks/serving.py [--items 100000] [--clients 1,64] [--seconds 10] [--first ../first/src]
 """
 
 import argparse
@@ -28,6 +30,7 @@ PORT = 8765
 LENGTH = b"content-length: "
 # Gigabytes that vectors in memory may take.
 PLACES = {"memory": "2", "LanceDB": "0"}
+FIRST = "LanceDB, version 0.1.0"
 
 
 def main() -> None:
@@ -35,17 +38,25 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--clients", default="1,64")
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--first", metavar="SRC", help="the folder src of version 0.1.0")
     parser.add_argument("--serve", metavar="STORE", help=argparse.SUPPRESS)
+    parser.add_argument("--serve-first", metavar="STORE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve)
         return
+    if options.serve_first:
+        serve_first(options.serve_first)
+        return
+    servers = {place: ("--serve", {"SOFTTRIPLE_SEARCH_GB": gigabytes}) for place, gigabytes in PLACES.items()}
+    if options.first:
+        servers[FIRST] = ("--serve-first", {"PYTHONPATH": str(Path(options.first).resolve())})
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         fill(folder, options.items)
-        for place, gigabytes in PLACES.items():
-            command = [sys.executable, __file__, "--serve", folder]
-            server = subprocess.Popen(command, env={**os.environ, "SOFTTRIPLE_SEARCH_GB": gigabytes})
+        for place, (how, environment) in servers.items():
+            command = [sys.executable, __file__, how, folder]
+            server = subprocess.Popen(command, env={**os.environ, **environment})
             try:
                 ask(1, 1.0, options.items)  # waits for the server, and warms it up
                 for clients in map(int, options.clients.split(",")):
@@ -89,6 +100,19 @@ def serve(place: str) -> None:
     store = resident(open_store(place, fingerprint="benchmark"))
     with listen("127.0.0.1", PORT) as listening:
         Server(create_app(encoder, store, None), Settings()).run(sockets=[listening])
+
+
+def serve_first(place: str) -> None:
+    """`serve` with the names of version 0.1.0."""
+    from softtriple.gallery import Settings, create_app
+    from softtriple.gallery.server import listen, make_server
+    from softtriple.models import Encoder, EncoderConfig
+    from softtriple.search import open_store
+
+    encoder = Encoder(EncoderConfig(backbone="conv-small", dim=DIM), class_names=("a", "b")).eval()
+    store = open_store(place, fingerprint="benchmark")
+    with listen("127.0.0.1", PORT) as listening:
+        make_server(create_app(encoder, store, None), Settings()).run(sockets=[listening])
 
 
 def ask(clients: int, seconds: float, items: int) -> list[float]:
