@@ -112,13 +112,11 @@ def test_ends_where_means_alone_gain_nothing():
     assert float(torch.cdist(vectors, means).amin(dim=1).square().sum()) == pytest.approx(objective, rel=1e-5)
 
 
-def test_blocks_of_items_change_no_cluster(monkeypatch):
-    vectors, _ = blobs(300, 20, 8, 0.5)
-    expected = kmeans(vectors, 20)
-    monkeypatch.setattr(clustering, "BLOCK", 20 * 7)
-    in_blocks = kmeans(vectors, 20)
-    assert in_blocks.clusters.equal(expected.clusters)
-    assert in_blocks.objective == pytest.approx(expected.objective, rel=1e-5)
+def test_a_center_without_items_is_moved_to_where_one_is_missing():
+    vectors, labels = blobs(400, 20, 32, 0.05)
+    start = cluster_means(vectors, labels, 20)
+    start[3] = start[4]
+    assert nmi(labels, kmeans(vectors, 20, start=start).clusters) == pytest.approx(1.0)
 
 
 def test_well_separated_classes_are_found():

@@ -7,13 +7,14 @@ their objective alone, never by labels, and the run with the lowest objective is
 The start decides how low the objective ends: Lloyd's iterations do not move a centre from a group that has two to one
 that has none. With few clusters centres are drawn one by one as in k-means++, with probability proportional to the
 squared distance to the centres so far, and each is the best of several draws. With many, as on Stanford Online
-Products, that takes too long: they are drawn in a few large rounds that together cost as much as one iteration. Every
-iteration also moves centres that contribute little to items that are far from any centre, where that lowers the
+Products, that takes too long: they are drawn in a few large rounds that together cost as much as one iteration. The
+first iterations also move centres that contribute little to items that are far from any centre, where that lowers the
 objective. A few iterations then reach a lower objective than twenty from random items.
 """
 
 from typing import NamedTuple
 
+import faiss
 import numpy as np
 import scipy  # loads scipy.special on first use: it takes a quarter of a second
 import torch
@@ -32,8 +33,6 @@ ROUNDS = 16
 # benchmarks/evaluate.py, 10 ended with as low an objective.
 SAMPLED = 10
 MOST_SAMPLED = 4096  # whose distances from each other take 64 MB
-# Products of items and centres at a time, 16 MB of them.
-BLOCK = 1 << 22
 
 
 class Clustering(NamedTuple):
@@ -59,7 +58,7 @@ def kmeans(
     """
     if not 1 <= num_clusters <= len(vectors):
         raise UserError(f"num_clusters = {num_clusters}: choose between 1 and the number of items, {len(vectors)}")
-    items = _Items.of(vectors)
+    items = vectors.detach().float().cpu().contiguous()
     random = np.random.default_rng(seed)
     if start is None and num_clusters > MANY:
         served = _start_in_rounds(items, num_clusters, random)
@@ -86,15 +85,18 @@ def cluster_means(
     return means.div_(sizes[:, None])
 
 
-def _lloyd(items: "_Items", served: "_Service", num_clusters: int, iterations: int, tolerance: float) -> "_Service":
+def _lloyd(
+    items: Float[Tensor, "items dim"], served: "_Service", num_clusters: int, iterations: int, tolerance: float
+) -> "_Service":
     """Lloyd's iterations from ``served``, with centres relocated where that lowers the objective."""
     relocate = True
     for _ in range(iterations):
         moves = _relocations(served, num_clusters) if relocate else []
-        centers = cluster_means(items.vectors, torch.from_numpy(served.nearest), num_clusters)
+        relocate = bool(moves)  # after an iteration without moves others hardly ever have any, and they take time
+        centers = cluster_means(items, torch.from_numpy(served.nearest), num_clusters)
         for cluster, item in moves:
-            centers[cluster] = items.vectors[item]
-        better = _assign(items, centers)
+            centers[cluster] = items[item]
+        better = _assign(items, centers, 2 if relocate else 1)
         gain = served.objective - better.objective
         if gain > 0:
             served = better
@@ -169,18 +171,6 @@ class Agreement:
         return float((cells * np.log(cells / independent)).sum() / len(groups)), sizes
 
 
-class _Items(NamedTuple):
-    """Vectors on the CPU and the squares of their lengths."""
-
-    vectors: Float[Tensor, "items dim"]
-    squares: Float[np.ndarray, " items"]
-
-    @staticmethod
-    def of(vectors: Float[Tensor, "items dim"]) -> "_Items":
-        vectors = vectors.detach().float().cpu()
-        return _Items(vectors, vectors.square().sum(dim=1).numpy())
-
-
 class _Service(NamedTuple):
     """The nearest centre of each item, the next one, and the squared distances to both."""
 
@@ -194,13 +184,15 @@ class _Service(NamedTuple):
         return float(self.distance.sum())
 
 
-def _best_draws(items: _Items, num_clusters: int, random: np.random.Generator) -> Float[Tensor, "clusters dim"]:
+def _best_draws(
+    items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator
+) -> Float[Tensor, "clusters dim"]:
     """Some of the items, far apart: each is the one of several drawn that lowers the objective most.
 
     This is k-means++ with trials, as in scikit-learn, on a sample.
     """
-    rows = random.permutation(len(items.vectors))[: min(SAMPLED * num_clusters, MOST_SAMPLED)]
-    sample, squares = items.vectors[rows], torch.from_numpy(items.squares[rows])
+    sample = items[random.permutation(len(items))[: min(SAMPLED * num_clusters, MOST_SAMPLED)]]
+    squares = sample.square().sum(dim=1)
     with full_float32():
         between = torch.addmm(squares, sample, sample.T, alpha=-2).add_(squares[:, None]).clamp_(min=0).numpy()
     weights, distance = np.ones(len(sample)), np.full(len(sample), np.inf, dtype=np.float32)
@@ -216,9 +208,9 @@ def _best_draws(items: _Items, num_clusters: int, random: np.random.Generator) -
     return sample[chosen]
 
 
-def _start_in_rounds(items: _Items, num_clusters: int, random: np.random.Generator) -> _Service:
+def _start_in_rounds(items: Float[Tensor, "items dim"], num_clusters: int, random: np.random.Generator) -> _Service:
     """Items far apart as the first centres, many in a round."""
-    count = len(items.vectors)
+    count = len(items)
     chosen: list[NDArray[np.int64]] = []
     weights = np.ones(count)
     served = _Service(*np.zeros((2, count), dtype=np.int64), *np.full((2, count), np.inf))
@@ -226,7 +218,7 @@ def _start_in_rounds(items: _Items, num_clusters: int, random: np.random.Generat
         # The smallest of exponential times with rates `weights`: a weighted draw without replacement.
         times = random.exponential(size=count) / weights
         chosen.append(np.argpartition(times, len(part) - 1)[: len(part)])
-        served = _nearer(served, _assign(items, items.vectors[chosen[-1]]), int(part[0]))
+        served = _nearer(served, _assign(items, items[chosen[-1]]), int(part[0]))
         # Copies of a centre keep a tiny weight, so that enough items remain to be drawn.
         weights = np.maximum(served.distance, 1e-12)
         weights[np.concatenate(chosen)] = 1e-300
@@ -251,29 +243,19 @@ def _nearer(old: _Service, new: _Service, first: int) -> _Service:
     )
 
 
-def _assign(items: _Items, centers: Float[Tensor, "clusters dim"]) -> _Service:
-    """The two nearest centres of each item; where there is only one, the second is infinitely far."""
-    count = len(items.vectors)
-    served = _Service(*np.zeros((2, count), dtype=np.int64), *np.full((2, count), np.inf))
-    offsets = centers.square().sum(dim=1) / -2
-    step = max(1, BLOCK // len(centers))
-    for first in range(0, count, step):
-        part = slice(first, first + step)
-        # Half of the squared distance is smallest where this is largest.
-        with full_float32():
-            closeness = torch.addmm(offsets, items.vectors[part], centers.T).numpy()
-        rows = np.arange(len(closeness))
-        for cluster, distance in ((served.nearest, served.distance), (served.second, served.second_distance)):
-            cluster[part] = closest = closeness.argmax(axis=1)
-            distance[part] = np.maximum(items.squares[part] - 2 * closeness[rows, closest], 0)
-            closeness[rows, closest] = -np.inf
-    return served
+def _assign(items: Float[Tensor, "items dim"], centers: Float[Tensor, "clusters dim"], depth: int = 2) -> _Service:
+    """The two nearest centres of each item; the second is infinitely far if ``depth`` or the number of centres is 1."""
+    distance, nearest = faiss.knn(items.numpy(), centers.numpy(), min(depth, len(centers)))
+    if nearest.shape[1] == 1:
+        distance, nearest = np.insert(distance, 1, np.inf, axis=1), np.insert(nearest, 1, 0, axis=1)
+    return _Service(*nearest.T, *distance.T.astype(np.float64))
 
 
 def _relocations(served: _Service, num_clusters: int) -> list[tuple[int, int]]:
     """Clusters that cost less to give up than the item that they are moved to gains."""
-    # Without its centre a cluster's items go to their second; an empty cluster costs nothing.
+    # Without its centre a cluster's items go to their second; an empty cluster costs nothing, and goes first.
     loss = np.bincount(served.nearest, served.second_distance - served.distance, minlength=num_clusters)
+    cheapest = np.lexsort((np.bincount(served.nearest, minlength=num_clusters), loss))
     farthest = np.full(num_clusters, -np.inf)
     np.maximum.at(farthest, served.nearest, served.distance)
     [items] = np.nonzero(served.distance == farthest[served.nearest])
@@ -283,7 +265,7 @@ def _relocations(served: _Service, num_clusters: int) -> list[tuple[int, int]]:
     moves: list[tuple[int, int]] = []
     kept = np.zeros(num_clusters, dtype=bool)  # others rely on these
     given_up = np.zeros(num_clusters, dtype=bool)
-    for cluster, item in zip(np.argsort(loss, kind="stable"), worst, strict=False):
+    for cluster, item in zip(cheapest, worst, strict=False):
         if served.distance[item] <= loss[cluster]:
             break
         seconds = served.second[served.nearest == cluster]
@@ -303,19 +285,18 @@ def _information_by_chance(
     A class of a and a cluster of b of the N items share n by chance, with hypergeometric probability and mean a b / N.
     They add the expectation of n / N log(N n / (a b)) = n / N log n + n / N log(N / (a b)).
     """
-    total = int(class_sizes.sum())
-    log_factorial = scipy.special.gammaln(np.arange(total + 1) + 1.0)
+    total, largest = int(class_sizes.sum()), int(cluster_sizes.max(initial=0))
+    # The reciprocal of the factorial of a negative number is 0: negative indices find the infinities at the end.
+    log_factorial = np.append(scipy.special.gammaln(np.arange(total + 1) + 1.0), np.full(largest, np.inf))
+    b, n = cluster_sizes[:, None], np.arange(1, min(int(class_sizes.max(initial=0)), largest) + 1)
+    not_shared = b - n
+    of_cluster = log_factorial[b] + log_factorial[total - b] - log_factorial[not_shared] - log_factorial[total]
     information = np.zeros(len(cluster_sizes))
-    b = cluster_sizes[:, None]
-    largest = int(cluster_sizes.max(initial=0))
     for a, count in zip(*np.unique(class_sizes, return_counts=True), strict=True):
-        n = np.arange(1, min(int(a), largest) + 1)
-        possible = (n <= b) & (n >= a + b - total)
-        log_probability = log_factorial[a] - log_factorial[n] - log_factorial[a - n] - log_factorial[total]
-        log_probability = log_probability + (log_factorial[b] + log_factorial[total - b] + log_factorial[total - a])
-        log_probability -= log_factorial[np.where(possible, b - n, 0)]
-        log_probability -= log_factorial[np.where(possible, total - a - b + n, 0)]
-        shared = np.where(possible, np.exp(np.where(possible, log_probability, 0)), 0) @ (n * np.log(n))
+        m = n[:a]
+        of_class = log_factorial[a] + log_factorial[total - a] - log_factorial[m] - log_factorial[a - m]
+        log_probability = of_cluster[:, :a] + of_class - log_factorial[total - a - not_shared[:, :a]]
+        shared = np.exp(log_probability) @ (m * np.log(m))
         information += count * (shared + a * cluster_sizes / total * np.log(total / (a * cluster_sizes))) / total
     return information
 
