@@ -99,16 +99,16 @@ def _largest(products: Float[Tensor, "queries padded"], width: int) -> Candidate
     maxima = products.view(len(products), group, -1).amax(dim=1).numpy()
     limit = np.partition(maxima, -width, axis=1)[:, -width, None]
     numbers = products.numpy()
-    flat = np.flatnonzero(numbers >= limit)
-    row, col = np.divmod(flat, count)
-    sizes = np.bincount(row, minlength=len(products))
-    place = np.arange(len(flat)) - (np.cumsum(sizes) - sizes)[row]
-    values = np.full((len(products), int(sizes.max())), np.inf, dtype=numbers.dtype)
-    places = np.zeros(values.shape, dtype=np.int64)
-    values[row, place], places[row, place] = -numbers.ravel()[flat], col
+    large = np.flatnonzero(numbers >= limit)
+    starts = np.arange(len(products) + 1) * count
+    sizes = np.diff(np.searchsorted(large, starts))
+    filled = np.arange(sizes.max()) < sizes[:, None]
+    values = np.full(filled.shape, np.inf, dtype=numbers.dtype)
+    places = np.zeros(filled.shape, dtype=np.int64)
+    values[filled], places[filled] = -numbers.ravel()[large], large
     order = np.argsort(values, axis=1)[:, :width]
     values, places = (np.take_along_axis(column, order, axis=1) for column in (values, places))
-    return torch.from_numpy(-values), torch.from_numpy(places)
+    return torch.from_numpy(-values), torch.from_numpy(places - starts[:-1, None])
 
 
 def tiles(
