@@ -312,7 +312,7 @@ def test_config_file_and_settings(softtriple, vectors: Path, tmp_path: Path) -> 
         (["train", "VECTORS", "--out", "RUN", "--set", "train.epoch=1"], "'train.epoch'; did you mean 'train.epochs'"),
         (["train", "VECTORS", "--out", "RUN", "--config", "none.toml"], "none.toml"),
         (["train", "VECTORS", "--out", "RUN", "--dim", str(2**62)], "out of memory"),
-        (["evaluate", "nothing.npz"], "nothing.npz: no such file"),
+        (["evaluate", "nothing.npz"], "nothing.npz: no such run directory or file"),
         (["evaluate", "."], "not a run directory"),
         (["evaluate", "VECTORS", "--recall-at", "0"], "recall_at = (0,)"),
         (["evaluate", "VECTORS", "--gallery", "nothing.npz"], "nothing.npz: no such file"),

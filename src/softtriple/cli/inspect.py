@@ -48,6 +48,7 @@ def evaluate(
         raise BadParameter("for files only; a run has its own", param_hint="--gallery, --recall-at")
 
     from softtriple import dist
+    from softtriple.errors import UserError
     from softtriple.metrics import evaluate_file
     from softtriple.progress import Reporter
     from softtriple.training import Run
@@ -61,6 +62,8 @@ def evaluate(
                 baselines, prefixes = run.baselines, run.prefixes
         else:
             ranks = parse_integers(recall_at or "1,2,4,8", "--recall-at")
+            if not Path(source).exists():
+                raise UserError(f"{source}: no such run directory or file of vectors")
             report = evaluate_file(Path(source), gallery, ranks)
         if dist.is_main():
             print_report(report, as_json, baselines, prefixes)
