@@ -8,7 +8,8 @@ import torch
 
 from softtriple.metrics.calibration import GallerySize
 from softtriple.search import Hit, Item
-from softtriple.training.answers import answers_json, format_answer, make_answer, nearest_centers, weighted_vote
+from softtriple.training import answers
+from softtriple.training.answers import answers_json, center_decisions, format_answer, make_answer, weighted_vote
 
 HITS = [Hit(Item("1", 0, "a", "/x/y.png"), 0.5), Hit(Item("2", 1, "long name\x1b[31m", "a\ntext"), -0.25)]
 SIZE = GallerySize(classes=5.0, threshold=0.6, slope=4.0, intercept=-2.0)
@@ -79,11 +80,24 @@ def test_votes_are_weighted_by_probability_or_score() -> None:
 
 
 def test_the_nearest_centre_by_hand() -> None:
-    centers = torch.tensor([[[2.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [-1.0, 0.0]]])
+    centers = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[-1.0, 0.0], [-1.0, 0.0]]])
     query = np.array([[0.6, 0.8]], dtype=np.float32)
-    (decision,) = nearest_centers(query, centers, ["a", "b"])
+    (decision,) = center_decisions(query, centers, ["a", "b"])
     assert decision == pytest.approx(("a", 0.8, 1.4))
-    assert nearest_centers(query, None, ["a", "b"]) == [None]
+    assert center_decisions(query, None, ["a", "b"]) == [None]
+
+
+def test_many_queries_are_decided_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    centers = torch.nn.functional.normalize(torch.randn(5, 3, 8), dim=-1)
+    queries = torch.nn.functional.normalize(torch.randn(7, 8), dim=-1).numpy()
+    names = list("abcde")
+    expected = []
+    for query in torch.from_numpy(queries):
+        second, first = (centers @ query).amax(dim=1).sort().values[-2:].tolist()
+        expected.append((names[int((centers @ query).amax(dim=1).argmax())], first, first - second))
+    monkeypatch.setattr(answers, "SIMILARITIES", 30)  # two queries at a time
+    for decision, by_hand in zip(center_decisions(queries, centers, names), expected, strict=True):
+        assert decision == pytest.approx(by_hand, abs=1e-6)
 
 
 def test_json_keeps_its_keys_and_adds_to_them() -> None:

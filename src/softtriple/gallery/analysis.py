@@ -212,8 +212,8 @@ def center_groups(
     return sorted(groups, key=lambda group: (-len(group.rows), -group.merged))
 
 
-def check_centers(centers: Tensor, num_classes: int, dim: int) -> Float[Tensor, "classes k dim"]:
-    """``centers`` if they are finite and fit the encoder, so that a damaged run fails at the start."""
+def check_centers(centers: Tensor, num_classes: int, dim: int) -> None:
+    """Require that ``centers`` are finite and fit the encoder, so that a damaged run fails at the start."""
     if centers.ndim != 3 or (centers.shape[0], centers.shape[2]) != (num_classes, dim):
         raise UserError(
             f"the centres of this run have shape {tuple(centers.shape)}, but its encoder has {num_classes} classes and "
@@ -221,4 +221,3 @@ def check_centers(centers: Tensor, num_classes: int, dim: int) -> Float[Tensor, 
         )
     if not centers.isfinite().all():
         raise UserError("the centres of this run contain NaN or infinite numbers; centers.safetensors is damaged")
-    return centers

@@ -12,7 +12,7 @@ from torch import Tensor
 from softtriple.metrics import Calibration
 from softtriple.metrics.calibration import GallerySize
 from softtriple.search import Item, Store
-from softtriple.training.answers import Answer, make_answer, nearest_centers
+from softtriple.training.answers import Answer, center_decisions, make_answer
 from softtriple.training.calibrating import gallery_size
 
 
@@ -48,7 +48,7 @@ class _Asked(NamedTuple):
 
 
 class Searches:
-    """Searches in a store with the centres and the calibration of a run, if it has them; may be used by any thread."""
+    """Searches in a store with the unit centres and the calibration of a run, if it has them; for any thread."""
 
     def __init__(
         self, store: Store, centers: Tensor | None, class_names: Sequence[str], calibration: Calibration | None
@@ -73,7 +73,7 @@ class Searches:
             size = self._gallery_size(only)
             vectors = np.stack([one.vector for one in asked])
             found = self._store.search(vectors, max(one.k for one in asked) + 1, classes=only)
-            centers = nearest_centers(vectors, self._centers, self._class_names)
+            centers = center_decisions(vectors, self._centers, self._class_names)
             for one, hits, center in zip(asked, found, centers, strict=True):
                 others = [hit for hit in hits if one.item is None or hit.item.id != one.item.id]
                 answers[one.place] = Found(make_answer(others[: one.k], size, center), one.item, one.class_name)

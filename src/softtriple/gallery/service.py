@@ -60,7 +60,7 @@ from softtriple.losses.centers import MERGED, count_distinct
 from softtriple.metrics import Calibration
 from softtriple.models import Encoder
 from softtriple.search import Item, Store
-from softtriple.training.answers import Answer
+from softtriple.training.answers import Answer, unit_centers
 
 SHOWN = 24  # items of a centre, or of a class without centres
 CONFUSIONS = 5
@@ -86,7 +86,9 @@ class GalleryService:
         audits: Audits | None = None,
     ) -> None:
         self._encoder, self._store, self._settings = encoder, store, settings
-        self._centers = None if centers is None else check_centers(centers, len(encoder.class_names), encoder.dim)
+        if centers is not None:
+            check_centers(centers, len(encoder.class_names), encoder.dim)
+        self._centers = unit_centers(centers)
         self._searches = Searches(store, self._centers, encoder.class_names, calibration)
         self._trained = {name: number for number, name in enumerate(encoder.class_names)}
         self._distinct = None if centers is None else count_distinct(centers, MERGED).tolist()

@@ -14,11 +14,14 @@ from torch import Tensor
 from softtriple.metrics.calibration import GallerySize
 from softtriple.progress import one_line
 from softtriple.search import Hit
+from softtriple.search.products import slices
 
 Unknown = Literal["flag", "reject"]
 
 # The cosine of two copies in float32 is at least this: a threshold at or beyond 1 must not reject a copy.
 COPY = 1 - 1e-6
+# Similarities of queries and centres at a time, 64 MB of them.
+SIMILARITIES = 1 << 24
 
 
 class Decision(NamedTuple):
@@ -110,19 +113,26 @@ def weighted_vote(class_names: Sequence[str], weights: Sequence[float]) -> Decis
     return Decision(name, first / total, (first - (others[0][1] if others else 0.0)) / total)
 
 
-def nearest_centers(
+def unit_centers(centers: Float[Tensor, "classes k dim"] | None) -> Float[Tensor, "classes k dim"] | None:
+    """``centers`` as `center_decisions` takes them."""
+    return None if centers is None else F.normalize(centers.detach().cpu().float(), dim=-1)
+
+
+def center_decisions(
     vectors: Float[np.ndarray, "queries dim"],
     centers: Float[Tensor, "classes k dim"] | None,
     class_names: Sequence[str],
 ) -> list[Decision | None]:
-    """The trained class with the most similar centre of each query, or None for all if there are no centres."""
+    """The trained class with the most similar unit centre of each query, or None for all if there are no centres."""
     if centers is None:
         return [None] * len(vectors)
     decisions: list[Decision | None] = []
-    unit = F.normalize(centers.detach().cpu().float(), dim=-1)
-    for vector in torch.from_numpy(vectors).float():
-        (first, second), rows = (unit @ vector).amax(dim=1).topk(2)  # a run has at least two classes
-        decisions.append(Decision(class_names[int(rows[0])], first.item(), (first - second).item()))
+    flat, shape = centers.flatten(0, 1), centers.shape[:2]
+    for part in slices(0, len(vectors), max(1, SIMILARITIES // len(flat))):
+        similarity = torch.from_numpy(vectors[part]).float() @ flat.T
+        best, rows = similarity.view(-1, *shape).amax(dim=2).topk(2)  # a run has at least two classes
+        for (first, second), row in zip(best.tolist(), rows[:, 0].tolist(), strict=True):
+            decisions.append(Decision(class_names[row], first, first - second))
     return decisions
 
 

@@ -24,7 +24,7 @@ from softtriple.progress import Reporter
 from softtriple.search import Store, catalog, open_store
 from softtriple.search.store import IndexKind
 from softtriple.training import adding
-from softtriple.training.answers import Answer, SameClass, Unknown, make_answer, nearest_centers
+from softtriple.training.answers import Answer, SameClass, Unknown, center_decisions, make_answer, unit_centers
 from softtriple.training.auto import CUSTOM, Precision, embedding_type
 from softtriple.training.building import build_configured_loss, training_feeds
 from softtriple.training.calibrating import calibration_split, embed_unseen, gallery_size, too_few, unseen_embeddings
@@ -313,7 +313,7 @@ class Run:
             results = catalog.search_store(opened, vectors, k=k, classes=classes, exact=exact)
             size = None if calibration is None else gallery_size(calibration, opened.classes(), classes)
         centers = None if self.directory and not self.directory.centers_file.is_file() else self.centers()
-        decisions = nearest_centers(vectors, centers, self.encoder.class_names)
+        decisions = center_decisions(vectors, unit_centers(centers), self.encoder.class_names)
         return [
             make_answer(hits, size, decision, min_score=min_score, unknown=unknown or "flag")
             for hits, decision in zip(results, decisions, strict=True)
