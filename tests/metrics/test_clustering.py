@@ -44,6 +44,12 @@ def test_scikit_learn_agrees_on_many_uneven_classes():
     assert ami(labels, clusters) == pytest.approx(adjusted_mutual_info_score(labels, clusters), abs=1e-9)
 
 
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
+def test_a_single_cluster_has_no_more_in_common_with_classes_than_chance(labels):
+    classes = torch.tensor([0, 1, *labels])
+    assert ami(classes, torch.zeros_like(classes)) == pytest.approx(0.0, abs=1e-12)
+
+
 def test_chance_scores_high_in_nmi_and_nothing_in_ami():
     random = np.random.default_rng(0)
     labels, clusters = torch.from_numpy(random.integers(400, size=(2, 2000)))

@@ -290,11 +290,11 @@ def _information_by_chance(
     log_factorial = np.append(scipy.special.gammaln(np.arange(total + 1) + 1.0), np.full(largest, np.inf))
     b, n = cluster_sizes[:, None], np.arange(1, min(int(class_sizes.max(initial=0)), largest) + 1)
     not_shared = b - n
-    of_cluster = log_factorial[b] + log_factorial[total - b] - log_factorial[not_shared] - log_factorial[total]
+    of_cluster = log_factorial[b] - log_factorial[total] + log_factorial[total - b] - log_factorial[not_shared]
     information = np.zeros(len(cluster_sizes))
     for a, count in zip(*np.unique(class_sizes, return_counts=True), strict=True):
         m = n[:a]
-        of_class = log_factorial[a] + log_factorial[total - a] - log_factorial[m] - log_factorial[a - m]
+        of_class = log_factorial[a] - log_factorial[m] - log_factorial[a - m] + log_factorial[total - a]
         log_probability = of_cluster[:, :a] + of_class - log_factorial[total - a - not_shared[:, :a]]
         shared = np.exp(log_probability) @ (m * np.log(m))
         information += count * (shared + a * cluster_sizes / total * np.log(total / (a * cluster_sizes))) / total
