@@ -17,6 +17,7 @@ from softtriple.training.choose import (
     choose_start,
     class_splits,
     interpolate,
+    tried_rows,
     try_retrieval,
 )
 
@@ -245,6 +246,33 @@ def test_few_classes_search_all_items() -> None:
     ours = try_retrieval(vectors, labels, rows)
     assert ours == pytest.approx(trial_by_loops(vectors, labels, list(rows), list(range(len(labels)))))
     assert ours.recall < trial_by_loops(vectors, labels, list(rows), list(rows)).recall
+
+
+@pytest.mark.parametrize(
+    ("classes", "size", "kept", "each"),
+    [
+        (4000, 5, 2000, 5),  # half of the classes, whole
+        (500, 100, 100, 100),  # no more classes are left out than leaves enough
+        (200, 1000, 100, 100),
+        (12, 5000, 12, 834),
+        (100, 100, 100, 100),
+    ],
+)
+def test_of_many_items_some_are_tried(classes: int, size: int, kept: int, each: int) -> None:
+    labels = np.arange(classes).repeat(size)
+    rows = tried_rows(labels, np.arange(len(labels)))
+    sizes = np.bincount(labels[rows], minlength=classes)
+    assert np.count_nonzero(sizes) == kept
+    assert set(sizes[sizes > 0].tolist()) == {each}
+    assert rows.tolist() == sorted(rows.tolist())
+    first = np.flatnonzero(sizes)[:10]
+    assert first.tolist() == list(range(10)), "neighbours stay together"
+
+
+def test_few_held_out_classes_are_tried_among_a_sample_of_all() -> None:
+    labels = np.arange(10).repeat(3000)
+    rows = tried_rows(labels, np.flatnonzero(labels < 5))
+    assert np.bincount(labels[rows]).tolist() == [1000] * 10
 
 
 def test_queries_that_can_find_nothing_count_for_nothing() -> None:

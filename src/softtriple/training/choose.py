@@ -6,6 +6,7 @@ the training classes. `choose_share` evaluates heads that were trained on some o
 epoch and share of the way from the start to the end of training (WiSE-FT, Wortsman et al., CVPR 2022).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,12 +18,17 @@ from torch import Tensor
 
 from softtriple.metrics import evaluate
 from softtriple.models.heads import Head, Start, column_scale, principal_components, within_class_spread
+from softtriple.progress import Update
 
 # With fewer training classes, held-out items are searched among all training items, not only among themselves.
 FEW_CLASSES = 20
 SHARES = (0.25, 0.5, 0.75, 1.0)
 # Computing the principal components of more features would take longer than training.
 MOST_CUT_FEATURES = 1024
+# Items among which retrieval is tried, since each trial takes time in proportion to their square. Of more items, runs
+# of classes are left out, because neighbours in their order have much in common, but no more than leaves enough of
+# them; then items of each class.
+MOST_TRIED, RUN, ENOUGH_CLASSES = 10_000, 10, 100
 
 # All subtract half of the mean: on held-out classes of photos, drawings and texts that is safer than none or all of it.
 IMAGE_STARTS = (Start(0.5, 0.3), Start(0.5, 0.1), Start(0.5, 0.6), Start(1.0, 0.3), Start(1.0, 0.6), Start(0.0, 0.0))
@@ -72,31 +78,36 @@ def choose_start(
     starts: Sequence[Start],
     splits: Sequence[Division] | None = None,
     dim: int | None = None,
+    update: Update = lambda *_: None,
 ) -> Start:
     """The closed-form head that retrieves held-out items best, by cross-validation over ``splits`` of the rows.
 
     ``splits`` are `class_splits` by default. Embeddings are compared at width ``dim`` if there are at most 1024
     features, else at the width of the features. A start with a lower Recall@1 or MAP@R than the plain features is
     rejected; if all are, the plain features are used. Among starts that differ by less than the standard error over
-    splits, the first in ``starts`` is chosen.
+    splits, the first in ``starts`` is chosen. ``update`` is told how many trials are done, and of how many.
     """
+    splits = class_splits(labels) if splits is None else splits
     cut = dim is not None and dim < features.shape[1] <= MOST_CUT_FEATURES
     trials: dict[Start, list[Trial]] = {start: [] for start in (*starts, IDENTITY)}
-    for train, held_out in class_splits(labels) if splits is None else splits:
+    for number, (train, held_out) in enumerate(splits):
         rows, spreads, centred = features[train].double(), {}, {}
         mean = rows.mean(dim=0)
-        for start in trials:
+        tried = tried_rows(labels, held_out)
+        needed = features if cut else features[tried]
+        for place, start in enumerate(trials):
+            update(number * len(trials) + place, len(splits) * len(trials))
             scale = column_scale(rows, start)
             if start.standardize not in spreads:
                 spreads[start.standardize] = within_class_spread(rows * scale, torch.from_numpy(labels[train]))
             whitening = scale[:, None] * spreads[start.standardize].whitening(start.power, start.shrinkage)
             if (alike := start._replace(center=1.0)) not in centred:
-                centred = {alike: (features - mean).float() @ whitening.float()}  # only the last, since it is large
+                centred = {alike: (needed - mean).float() @ whitening.float()}  # only the last, since it is large
             embedded = centred[alike] + ((1 - start.center) * mean @ whitening).float()
             if cut:
                 assert dim is not None
-                embedded = embedded @ principal_components(embedded[train].double(), dim).T.float()
-            trials[start].append(try_retrieval(embedded, labels, held_out))
+                embedded = embedded[tried] @ principal_components(embedded[train].double(), dim).T.float()
+            trials[start].append(_retrieval(embedded, labels[tried], labels[held_out]))
     plain = _mean(trials[IDENTITY])
     allowed = [start for start in starts if _mean(trials[start]).not_below(plain)] or [IDENTITY]
     best = max(allowed, key=lambda start: _mean(trials[start]).score)
@@ -173,21 +184,31 @@ def class_splits(labels: Labels) -> list[Division]:
 
 def instance_splits(labels: Labels) -> list[Division]:
     """Like `class_splits`, but halves the items of each class, for data whose test items have training classes."""
-    order = np.argsort(labels, kind="stable")
-    place = np.empty(len(labels), dtype=np.int64)
-    place[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    place = _places(labels)
     halves = (place % 2 == 0, place % 2 == 1, place // 2 % 2 == 0, place // 2 % 2 == 1)
     return [(np.flatnonzero(~half), np.flatnonzero(half)) for half in halves if 0 < half.sum() < len(labels)]
 
 
+def _places(labels: Labels) -> Labels:
+    """The place of each item among those of its class."""
+    order = np.argsort(labels, kind="stable")
+    place = np.empty(len(labels), dtype=np.int64)
+    place[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
+    return place
+
+
 def try_retrieval(vectors: Float[Tensor, "items dim"], labels: Labels, rows: np.ndarray) -> Trial:
-    """How well the items of ``rows`` are retrieved: among themselves, or among all items if their classes are few."""
-    few = len(np.unique(labels[rows])) < FEW_CLASSES // 2
-    chosen = np.arange(len(labels)) if few else rows
-    if np.bincount(labels[chosen]).max(initial=0) < 2:
+    """How well the items of ``rows`` are retrieved among `tried_rows`."""
+    chosen = tried_rows(labels, rows)
+    return _retrieval(vectors[chosen], labels[chosen], labels[rows])
+
+
+def _retrieval(vectors: Float[Tensor, "items dim"], labels: Labels, asked: Int64[np.ndarray, " asked"]) -> Trial:
+    """How well the items of the classes ``asked`` are retrieved among all."""
+    if np.bincount(labels).max(initial=0) < 2:
         return Trial(0.0, 0.0)
-    report = evaluate(vectors[chosen], torch.from_numpy(labels[chosen]), recall_at=(1,), kmeans_restarts=0, bootstrap=0)
-    wanted = {str(label) for label in np.unique(labels[rows])}
+    report = evaluate(vectors, torch.from_numpy(labels), recall_at=(1,), kmeans_restarts=0, bootstrap=0)
+    wanted = {str(label) for label in np.unique(asked)}
     results = [result for name, result in report.per_class.items() if name in wanted]
     queries = sum(result.queries for result in results)
     if not queries:
@@ -196,6 +217,19 @@ def try_retrieval(vectors: Float[Tensor, "items dim"], labels: Labels, rows: np.
         sum(result.recall_at_1 * result.queries for result in results) / queries,
         sum(result.map_at_r * result.queries for result in results) / queries,
     )
+
+
+def tried_rows(labels: Labels, held_out: np.ndarray) -> np.ndarray:
+    """The rows among which the ``held_out`` ones are searched: these, or all if their classes are few; or a sample."""
+    few = len(np.unique(labels[held_out])) < FEW_CLASSES // 2
+    rows = np.arange(len(labels)) if few else held_out
+    if len(rows) <= MOST_TRIED:
+        return rows
+    classes, numbers = np.unique(labels[rows], return_inverse=True)
+    kept = max(ENOUGH_CLASSES, len(classes) * MOST_TRIED // len(rows))
+    rows = rows[numbers // RUN % math.ceil(len(classes) / kept) == 0]
+    sample: np.ndarray = rows[_places(labels[rows]) % math.ceil(len(rows) / MOST_TRIED) == 0]
+    return sample
 
 
 def _mean(trials: Sequence[Trial]) -> Trial:

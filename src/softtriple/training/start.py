@@ -1,6 +1,5 @@
 """Initial head and centres, and the choices made on held-out training classes: start, length, interpolation."""
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -90,7 +89,8 @@ def _choose_start(config: Config, problem: HeadProblem, reporter: Reporter) -> C
     # Closed-form heads need fewer classes to be compared than training does.
     enough = len(np.unique(labels)) >= FEWEST_CLASSES and np.bincount(labels).max() > 1
     if config.train.choose != "off" and not given and enough:
-        start = choose_start(problem.features, labels, starts, problem.splits, problem.encoder.dim)
+        with reporter.task("comparing starts on held-out classes") as update:
+            start = choose_start(problem.features, labels, starts, problem.splits, problem.encoder.dim, update)
         how = "chosen on held-out training classes"
     start = start._replace(**given)
     reporter.note(f"head starts from {_describe(start)}, {how}")
@@ -106,9 +106,12 @@ def _choose_length(config: Config, problem: HeadProblem, reporter: Reporter) -> 
     open_choices = train.stop_after == "auto" and train.interpolate == "auto"
     possible = trains_head_only(config) and not config.loss.name.startswith(CUSTOM) and epochs > 0
     if wanted and open_choices and possible:
-        with torch.random.fork_rng(devices=[]):  # the final run draws the same random numbers as without trials
+        splits = problem.splits[:SPLITS]
+        # The final run draws the same random numbers as without trials.
+        with torch.random.fork_rng(devices=[]), reporter.task("trying how long to train") as update:
             torch.manual_seed(train.seed)
-            for rows, held_out in itertools.islice(problem.splits, SPLITS):
+            for number, (rows, held_out) in enumerate(splits):
+                update(number, len(splits))
                 start, ends = _trial(config, problem, rows)
                 features, labels = problem.features[held_out], problem.labels[held_out]
                 problem.gains.append(choose_share(start, ends, features, labels, problem.widths))
