@@ -25,9 +25,9 @@ FEW_CLASSES = 20
 SHARES = (0.25, 0.5, 0.75, 1.0)
 # Computing the principal components of more features would take longer than training.
 MOST_CUT_FEATURES = 1024
-# Items among which retrieval is tried, since each trial takes time in proportion to their square. Of more items, runs
-# of classes are left out, because neighbours in their order have much in common, but no more than leaves enough of
-# them; then items of each class, also where they are so many that MAP@R takes long.
+# Trials search a sample of larger data, because their time grows with the square of the items. Classes are left out
+# first, in runs, since neighbours in their order have much in common, as long as enough of them stay; then items of
+# each class, because MAP@R takes as many neighbours as a class has items.
 MOST_TRIED, RUN, ENOUGH_CLASSES, MOST_OF_A_CLASS = 10_000, 10, 100, 500
 
 # All subtract half of the mean: on held-out classes of photos, drawings and texts that is safer than none or all of it.
